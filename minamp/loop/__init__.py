@@ -1,0 +1,5 @@
+"""The top floor: the whole step on one screen.
+
+Reading order: `recipes` names the usual combinations of precisions and builds their
+parts for a model and an optimizer; `train_step` runs one step with those parts.
+"""

@@ -1,0 +1,3 @@
+"""The version of minamp, in one place: setup.cfg reads it from here."""
+
+__version__ = "0.1.0"
