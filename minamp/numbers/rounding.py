@@ -34,7 +34,8 @@ def round_to_pattern(x: Fraction | float, fmt: FloatFormat) -> int:
 
     Signs survive everything: -0.0 stays -0.0, and a negative number that underflows
     becomes -0.0. Infinities and NaN stay what they are. Past the largest number by
-    half a step or more is infinity; a format without infinities gives NaN there.
+    half a step or more is infinity; a format without infinities gives NaN there
+    (as PyTorch 2.11 does; the cast of 2.13 to e4m3fn stops at 448 instead).
     """
     if has_minus_sign(x):
         return sign_bit(fmt) | round_to_pattern(-x, fmt)
