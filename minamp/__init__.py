@@ -1,0 +1,2 @@
+from minamp.autocasting.region import *
+from minamp.autocasting.region import autocast

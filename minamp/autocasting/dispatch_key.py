@@ -1,0 +1,202 @@
+"""How an op is caught: autocast as a floor of PyTorch's dispatcher.
+
+Calling an op is riding a lift down a house.  Each floor is a *dispatch key*, and a
+floor may change the call before it rides on: autograd records it, the CPU floor
+computes it.  Autocast is a floor above autograd, so a cast made there has a gradient.
+PyTorch keeps one such floor free for new devices, ``AutocastPrivateUse1``.  minamp
+moves in:
+
+* for each listed op a *kernel* is registered on that floor;
+* every other op falls through it in C++, at no cost;
+* the lift stops there only in threads that are inside a region (``act``).
+
+A kernel rewrites the arguments by the policy of the op, then calls the op again with
+the floor shut, and so the op runs as if its arguments had been cast by hand.  If the
+region has no say over the call (no tensor on its device, op not on its list), the
+kernel lets the lift ride on *without* shutting the floor, and calls inside a composite
+op are still seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minamp.autocasting.state import AutocastState, Rules, Setting
+from minamp.autocasting.weight_cache import WeightCache
+from minamp.policy.op_lists import overload
+
+# Private, all of it: the dispatcher's thread state has no public Python face.
+KEY = torch._C.DispatchKey.AutocastPrivateUse1
+KEYS = torch._C.DispatchKeySet(KEY)
+set_included = torch._C._dispatch_tls_set_dispatch_key_included
+set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+is_included = torch._C._dispatch_tls_is_dispatch_key_included
+is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+
+
+class _Thread(threading.local):
+    """The state of autocast in one thread, and its rules ready for the kernels."""
+
+    state = AutocastState()
+    rules: tuple[Rules, ...] = ()
+    depth = 0
+
+
+class _Process:
+    """What exists once, however often minamp is imported or reloaded."""
+
+    def __init__(self) -> None:
+        self.thread = _Thread()
+        self.weights = WeightCache()
+        self.floor: torch.library.Library | None = None
+        self.fallthrough: torch.library.Library | None = None
+        self.kernels: set[str] = set()
+        self.lock = threading.Lock()
+
+
+# Two copies of minamp in one process must share one floor: a second fallback on a key
+# is an error, and a second kernel for an op would silently replace the first.
+_process: _Process = torch.__dict__.setdefault("_minamp_process", _Process())
+_thread = _process.thread
+weights = _process.weights
+
+
+def kernel_for(op: str) -> Callable[..., Any]:
+    """The kernel that stands on the autocast floor for ``op``."""
+    plain = overload(op)
+    call = _with_dtype_overload(op, plain)
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        rules_now = _thread.rules
+        for rules in rules_now:
+            policy = rules.policies.get(op)
+            if policy is not None and rules.concerns(args, kwargs):
+                break
+        else:
+            return plain.redispatch(keyset - KEYS, *args, **kwargs)
+        if len(rules_now) > 1:
+            return _one_device_at_a_time(rules, policy, call, args, kwargs)
+        set_excluded(KEY, True)
+        try:
+            args, kwargs = policy(args, kwargs, rules)
+            return call(*args, **kwargs)
+        finally:
+            set_excluded(KEY, False)
+
+    return kernel
+
+
+def _one_device_at_a_time(
+    rules: Rules, policy: Any, call: Any, args: Any, kwargs: Any
+) -> Any:
+    """Apply ``rules``, then call again with only the regions of other devices left."""
+    all_rules = _thread.rules
+    _thread.rules = tuple(other for other in all_rules if other is not rules)
+    try:
+        args, kwargs = policy(args, kwargs, rules)
+        return call(*args, **kwargs)
+    finally:
+        _thread.rules = all_rules
+
+
+def _with_dtype_overload(op: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``plain``, or for ``norm`` the overload that takes the dtype a policy has set."""
+    replacement = APPENDS_DTYPE.get(op)
+    if replacement is None:
+        return plain
+    with_dtype = overload(replacement)
+
+    def call(self: Any, p: Any = 2, *args: Any, **kwargs: Any) -> Any:
+        return (with_dtype if "dtype" in kwargs else plain)(self, p, *args, **kwargs)
+
+    return call
+
+
+# The overloads without a dtype argument (category fp32_append_dtype), and their twins.
+APPENDS_DTYPE = {
+    "norm.Scalar": "norm.ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+    "norm.names_ScalarOpt_dim": "norm.names_ScalarOpt_dim_dtype",
+}
+
+
+def install(ops: frozenset[str]) -> None:
+    """Put kernels for ``ops`` on the floor; those that stand there already stay.
+
+    Raises RuntimeError if somebody else lives on the floor.
+    """
+    if ops <= _process.kernels:
+        return
+    with _process.lock:
+        if _process.floor is None:
+            _move_in()
+        assert _process.floor is not None
+        for op in ops - _process.kernels:
+            _process.floor.impl(op, kernel_for(op), KEY.name, with_keyset=True)
+            _process.kernels.add(op)
+
+
+def _move_in() -> None:
+    tenants = torch._C._dispatch_get_registrations_for_dispatch_key(KEY.name)
+    if tenants:
+        raise RuntimeError(
+            f"minamp's autocast needs the dispatch key {KEY.name}, but {len(tenants)} "
+            f"ops have kernels of another package there ({tenants[0]}, ...): a device "
+            "backend is loaded that brings an autocast of its own; use that one"
+        )
+    _process.fallthrough = torch.library.Library("_", "IMPL")
+    _process.fallthrough.fallback(torch.library.fallthrough_kernel, KEY.name)
+    _process.floor = torch.library.Library("aten", "IMPL")
+
+
+@functools.lru_cache(maxsize=256)
+def rules_for(setting: Setting, cache_enabled: bool) -> Rules:
+    """The rules of ``setting``, with their kernels installed."""
+    rules = Rules(setting, weights if cache_enabled else None)
+    install(frozenset(rules.policies))
+    return rules
+
+
+def current() -> AutocastState:
+    """The state of autocast in this thread."""
+    return _thread.state
+
+
+def is_visible() -> bool:
+    """Whether an op called now in this thread stops at the autocast floor."""
+    return is_included(KEY) and not is_excluded(KEY)
+
+
+Restore = tuple[AutocastState, tuple[Rules, ...], bool, bool]
+
+
+def enter(state: AutocastState) -> Restore:
+    """Make ``state`` act in this thread; returns what ``leave`` needs to undo it."""
+    rules = tuple(rules_for(s, state.cache_enabled) for s in state.enabled)
+    before = (_thread.state, _thread.rules, is_included(KEY), is_excluded(KEY))
+    if _thread.depth == 0:
+        weights.enter()
+    _thread.depth += 1
+    _act(state, rules, bool(rules), not rules)
+    return before
+
+
+def leave(before: Restore) -> None:
+    """Put back what was there before ``enter``."""
+    _act(*before)
+    _thread.depth -= 1
+    if _thread.depth == 0:
+        weights.leave()
+
+
+def _act(
+    state: AutocastState, rules: tuple[Rules, ...], included: bool, excluded: bool
+) -> None:
+    _thread.state, _thread.rules = state, rules
+    set_included(KEY, included)
+    set_excluded(KEY, excluded)

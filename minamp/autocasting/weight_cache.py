@@ -1,0 +1,107 @@
+"""The weight cache: in a region, each float32 weight is cast once.
+
+A layer that runs twice would cast its weight twice, and the backward pass would meet
+two casts where one is enough.  So the half copy of a weight is kept until the outermost
+region ends.  A cache lies when what it copied has changed; the key holds all that can
+change: which tensor, at which version (every in-place update counts it up) and which
+storage (``weight.data = ...`` moves it), to which dtype, and in which grad mode.  The
+mode matters because a cast made under ``no_grad`` has no gradient, and one made under
+``inference_mode`` may never meet autograd.
+
+PyTorch's cache has neither the version nor the dtype in its key, and holds the weight
+itself: weights updated inside a region are used stale, and dead layers pile up.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import torch
+
+Key = tuple[int, torch.dtype, bool, bool]
+Entry = tuple["weakref.ref[torch.Tensor]", int, int, torch.Tensor]
+
+
+def is_cacheable(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is a weight: a float32 leaf that requires grad.
+
+    Views are left out (a new object each time), and so is everything that a tracer or
+    a function transform wraps: such tensors mean something only until it is done.
+    """
+    return (
+        tensor.dtype is torch.float32
+        and tensor.requires_grad
+        and tensor.is_leaf
+        and tensor._base is None
+        and _is_plain(tensor)
+        # Private: the only way to learn that torch.jit.trace is recording.
+        and torch._C._get_tracing_state() is None
+    )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    if type(tensor) is torch.nn.Parameter:
+        return True
+    # Private: inside torch.func transforms, a wrapper has the type of what it wraps.
+    return type(tensor) is torch.Tensor and not (
+        torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or torch._is_functional_tensor(tensor)
+    )
+
+
+class WeightCache:
+    """Half copies of weights, shared by all threads that are inside a region."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, Entry] = {}
+        self._users = 0
+        self._lock = threading.Lock()
+
+    def cast(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """``weight.to(dtype)``, made once for each state that ``weight`` is in."""
+        key = (
+            id(weight),
+            dtype,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+        )
+        entry = self._entries.get(key)
+        if entry is not None:
+            source, version, address, half = entry
+            if (
+                version == weight._version
+                and address == weight.data_ptr()
+                and source() is weight
+            ):
+                return half
+        if not is_cacheable(weight):
+            return weight.to(dtype)
+        return self._remember(key, weight, weight.to(dtype))
+
+    def _remember(self, key: Key, weight: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
+        def forget(_: object, key: Key = key) -> None:
+            self._entries.pop(key, None)
+
+        source = weakref.ref(weight, forget)
+        self._entries[key] = (source, weight._version, weight.data_ptr(), half)
+        return half
+
+    def enter(self) -> None:
+        """A thread has entered its outermost region."""
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        """A thread has left its outermost region; the last one empties the cache."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._entries.clear()
+
+    def clear(self) -> None:
+        """Forget every half copy now."""
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)

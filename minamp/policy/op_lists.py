@@ -1,0 +1,167 @@
+"""Op lists: which op runs in which precision, and why.
+
+An op list is a *value*.  ``OpLists`` holds one table a device type, and a table is
+nothing but rows ``op -> (category, reason)``.  Editing returns a new value, so the
+lists of PyTorch, the ``safe`` ones and yours can stand side by side::
+
+    mine = torch_lists().move("cpu", "softmax.int", Category.FP32_SET_OPT_DTYPE,
+                              why="my logits reach 1e4")
+    with autocast("cpu", op_lists=mine): ...
+
+An op is named as PyTorch's dispatcher names it, without the ``aten::``: ``"mm"`` is
+the overload without a name, ``"softmax.int"`` the overload called ``int``.  What the
+categories *do* is in ``policies.py``; PyTorch's own rows are in ``torch_lists.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import torch
+
+
+class Category(str, enum.Enum):
+    """What autocast does to the arguments of an op; the names are PyTorch's."""
+
+    LOWER_PRECISION_FP = "lower_precision_fp"
+    FP32 = "fp32"
+    FP32_SET_OPT_DTYPE = "fp32_set_opt_dtype"
+    FP32_APPEND_DTYPE = "fp32_append_dtype"
+    PROMOTE = "promote"
+    BANNED = "banned"
+    # The next three are minamp's own; only the `safe` lists use them.
+    PROMOTE_ANY = "promote_any"
+    CAST_TO_SELF = "cast_to_self"
+    FP32_IF_SCALAR_LOST = "fp32_if_scalar_lost"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One op on a list: its category, and the reason in a clause."""
+
+    op: str
+    category: Category
+    why: str
+
+
+Table = Mapping[str, Row]
+
+
+def family(category: Category, why: str, ops: str) -> tuple[Row, ...]:
+    """Rows for the ops named in ``ops``, which share one reason."""
+    return tuple(Row(op, category, why) for op in ops.split())
+
+
+def table(rows: Iterable[Row]) -> Table:
+    """A read-only table of ``rows``.  Raises ValueError for an op on two lists."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        if row.op in found:
+            raise ValueError(
+                f"{row.op!r} stands on two lists, {found[row.op].category.value} and "
+                f"{row.category.value}: an op can run in one precision only; leave "
+                "out one of the two rows, or use move()"
+            )
+        found[row.op] = row
+    return MappingProxyType(found)
+
+
+@functools.cache
+def overload(op: str) -> torch._ops.OpOverload:
+    """The dispatcher's overload called ``op``.
+
+    Raises ValueError for an op that the running PyTorch does not have, with the
+    overloads it does have under that name.
+    """
+    name, _, variant = op.partition(".")
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        raise ValueError(
+            f"no op is called {op!r} in torch {torch.__version__}: use the "
+            "dispatcher's name, for instance 'mm', 'conv2d' or 'softmax.int'"
+        )
+    variants = packet.overloads()
+    if (variant or "default") not in variants:
+        spelled = [name if v == "default" else f"{name}.{v}" for v in variants]
+        raise ValueError(
+            f"no overload is called {op!r} in torch {torch.__version__}: write one "
+            f"of {', '.join(sorted(spelled))}"
+        )
+    return getattr(packet, variant or "default")  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpLists:
+    """One table of ops for each device type; immutable, so it can be shared.
+
+    Two values with the same rows are equal, whatever their names and reasons.
+    """
+
+    name: str
+    tables: Mapping[str, Table]
+
+    def for_device(self, device_type: str) -> Table:
+        """The rows for ``device_type``.  Raises ValueError if there are none."""
+        if device_type not in self.tables:
+            raise ValueError(
+                f"the op lists {self.name!r} have no table for device type "
+                f"{device_type!r}, only for {', '.join(sorted(self.tables))}: make one "
+                "with add(device_type, op, category, why)"
+            )
+        return self.tables[device_type]
+
+    def add(self, device_type: str, op: str, category: Category, why: str) -> OpLists:
+        """These lists with ``op`` on one more list.
+
+        Raises ValueError for an unknown op, and for one that is listed already.
+        """
+        overload(op)
+        rows = self.tables.get(device_type, {}).values()
+        return self._with(device_type, (*rows, Row(op, Category(category), why)))
+
+    def remove(self, device_type: str, op: str) -> OpLists:
+        """These lists without ``op``: it runs in the dtypes it is given.
+
+        Raises ValueError for an op that is not listed.
+        """
+        rows = self.for_device(device_type)
+        if op not in rows:
+            overload(op)
+            raise ValueError(
+                f"{op!r} is on no list of {self.name!r} for {device_type!r}, so it "
+                "cannot be removed or moved: add() it"
+            )
+        return self._with(device_type, (r for r in rows.values() if r.op != op))
+
+    def move(self, device_type: str, op: str, category: Category, why: str) -> OpLists:
+        """These lists with ``op`` under another category."""
+        return self.remove(device_type, op).add(device_type, op, category, why)
+
+    def _with(self, device_type: str, rows: Iterable[Row]) -> OpLists:
+        tables = {**self.tables, device_type: table(rows)}
+        name = self.name if self.name.endswith("(edited)") else f"{self.name} (edited)"
+        return OpLists(name, MappingProxyType(tables))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that tell lists with different decisions apart.
+
+        The same in every process, so that it may enter the key of a cache on disk.
+        """
+        rows = sorted(
+            (device_type, row.op, row.category.value)
+            for device_type, rows in self.tables.items()
+            for row in rows.values()
+        )
+        return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpLists) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
