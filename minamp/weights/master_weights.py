@@ -1,0 +1,149 @@
+"""Master weights: the model holds half copies, the optimizer float32 masters.
+
+A 16-bit weight cannot take small steps.  Near 1 its neighbours are 2^-10 (float16) or
+2^-7 (bfloat16) apart, and an update below half of that is rounded away, each time anew:
+
+    round(weight + update) = weight            if |update| < ulp(weight) / 2.
+
+So the sum is kept where there is room for it,
+
+    master <- master + update   in float32,        weight <- round(master),
+
+and the updates add up until the weight moves.  It costs 2 bytes (weight), 4 (master)
+and 4 (its gradient) an element; float32 training under autocast costs 4 and 4, and
+makes the half copies again in every forward.  (Micikevicius et al., "Mixed Precision
+Training", 2018, section 3.1; apex called it O2.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from minamp.weights.half_weights import NORM_LAYERS, HalfWeights
+from minamp.weights.twins import HALF_DTYPES, twin_of
+
+
+class MasterWeights(HalfWeights):
+    """Train ``model`` with half weights; ``optimizer`` steps on their float32 masters.
+
+    One call, after the optimizer is made and before training::
+
+        masters = minamp.MasterWeights(model, optimizer, dtype=torch.bfloat16)
+
+    The loop needs no change: ``backward``, ``optimizer.step()`` and ``zero_grad()`` of
+    either do what they did, through a loss scaler too (float16 wants one, bfloat16 does
+    not).  Clip ``masters.parameters()``: the model's own have no gradients any more.
+
+    Args:
+        model: float32, or half already; it is changed in place.
+        optimizer: holds parameters of the model; it may have stepped before.
+        dtype: what float32 weights become.  None leaves every dtype as it is.
+            Weights that are half already stay as they are, buffers too.
+        keep_float32: kinds of modules whose float32 weights are left alone.
+
+    Raises:
+        ValueError: ``dtype`` is not a 16-bit format, or the optimizer holds no weight
+            to work on.
+
+    Saving: ``optimizer.state_dict()`` has the masters, so the usual checkpoint (model
+    and optimizer) restores every bit.  ``masters.state_dict()`` is for a model without
+    minamp.  Loading into the model reaches the masters, and so does writing to a weight
+    in place, but not through ``weight.data``.
+    """
+
+    state_key = "master_weights"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        dtype: torch.dtype | None = None,
+        keep_float32: tuple[type[nn.Module], ...] = NORM_LAYERS,
+    ) -> None:
+        super().__init__(model, optimizer, dtype, keep_float32)
+        self._versions = _versions(self.weights)
+        for module in model.modules():
+            module.register_load_state_dict_pre_hook(_load_float32_into_masters)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The model's ``state_dict``, with float32 masters for its half weights.
+
+        It loads into a plain float32 model, and back into this one, to the bit.
+        """
+        self._follow_weights()
+        state: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
+        for name, value in state.items():
+            master = twin_of(value)
+            if master is not None:
+                state[name] = master.detach()
+            elif isinstance(value, nn.Parameter) and value.dtype in HALF_DTYPES:
+                state[name] = value.detach().float()  # frozen, so it has no master
+        return state
+
+    def raise_twins(self) -> None:
+        self._follow_weights()
+
+    @torch.no_grad()
+    def lower_weights(self) -> None:
+        # One call for all: on a GPU a few kernel launches instead of thousands.  It has
+        # no public name, but torch's own optimizers are built on it.
+        torch._foreach_copy_([*self.weights], [*self.twins])
+        self._versions = _versions(self.weights)
+
+    def saved_state(self) -> list[Tensor]:
+        self._follow_weights()
+        return [master.detach() for master in self.twins]
+
+    def check_state(self, state: Any) -> None:
+        there = [master.shape for master in self.twins]
+        saved = [getattr(master, "shape", None) for master in state]
+        if saved != there:
+            raise ValueError(_OTHER_MASTERS.format(saved=saved, there=there))
+
+    @torch.no_grad()
+    def restore_state(self, state: Any) -> None:
+        for master, saved in zip(self.twins, state, strict=True):
+            master.copy_(saved)
+        self.lower_weights()
+
+    @torch.no_grad()
+    def _follow_weights(self) -> None:
+        """Take over weights that somebody has written to since we did.
+
+        Only where a weight is not its rounded master: elsewhere the master knows more.
+        """
+        if self._versions == _versions(self.weights):
+            return
+        for weight, master in zip(self.weights, self.twins, strict=True):
+            agrees = master.to(weight.dtype) == weight
+            master.copy_(torch.where(agrees, master, weight.float()))
+        self._versions = _versions(self.weights)
+
+
+def _versions(weights: list[nn.Parameter]) -> list[int]:
+    """How often each weight has been written to in place, as autograd counts it."""
+    return [weight._version for weight in weights]
+
+
+@torch.no_grad()
+def _load_float32_into_masters(
+    module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any
+) -> None:
+    """Before ``module`` loads: give masters the digits that its half weights lose."""
+    for name, weight in module.named_parameters(recurse=False):
+        master, value = twin_of(weight), state_dict.get(prefix + name)
+        if master is None or not isinstance(value, Tensor):
+            continue
+        if value.shape == master.shape and value.dtype not in HALF_DTYPES:
+            master.copy_(value)
+
+
+_OTHER_MASTERS = (
+    "the checkpoint has {saved} master weights where this optimizer has {there}: it "
+    "comes from another model or another order of parameters.  Nothing was loaded."
+)
