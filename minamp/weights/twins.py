@@ -17,6 +17,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from minamp.weights.gradient_memory import float32_copy
+
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -52,9 +54,10 @@ def move_gradient(weight: Tensor) -> None:
         return
     weight.grad = None
     if twin.grad is None:
-        twin.grad = grad_half.detach().float()
+        twin.grad = float32_copy(grad_half.detach(), twin)
     else:
-        twin.grad.add_(grad_half.detach())
+        # Cast first: an addition of two dtypes takes twice as long on a CPU.
+        twin.grad.add_(grad_half.detach().float())
 
 
 def named_twins(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
