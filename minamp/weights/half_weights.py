@@ -15,7 +15,7 @@ What a twin remembers between two steps is the affair of the subclasses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from minamp.tensors.casting import cast_nested
+from minamp.weights.float32_outside import make_float32_outside
 from minamp.weights.twins import (
     HALF_DTYPES,
     give_twin,
@@ -61,11 +62,18 @@ class HalfWeights:
         optimizer: Optimizer,
         dtype: torch.dtype | None = None,
         keep_float32: tuple[type[nn.Module], ...] = NORM_LAYERS,
+        float32_outside: bool = False,
     ) -> None:
+        if dtype not in (None, *HALF_DTYPES):
+            raise ValueError(_NOT_HALF.format(dtype=dtype))
         self.model, self.optimizer = model, optimizer
         self.weights: list[nn.Parameter] = []
         self.twins: list[nn.Parameter] = []
-        self._target = _target_dtypes(model, dtype, keep_float32)
+        kept = list(_outermost(model, keep_float32))
+        self._target: dict[nn.Parameter, torch.dtype] = {}
+        if dtype is not None:
+            weights = _float32_weights([model]) - _float32_weights(kept)
+            self._target = dict.fromkeys(weights, dtype)
         for group in optimizer.param_groups:
             self._adopt(group["params"])
         if not self.weights:
@@ -75,8 +83,15 @@ class HalfWeights:
                 weight.data = weight.detach().to(half_dtype)  # frozen: nothing to learn
         self._hook_into_optimizer()
         model.zero_grad = partial(zero_grad, model)  # type: ignore[method-assign]
+        if float32_outside:
+            float32_layers = [layer for layer in kept if _float32_weights([layer])]
+            make_float32_outside(model, self.weights[0].dtype, float32_layers)
+        self.prepare()
 
     # What the subclasses say.
+
+    def prepare(self) -> None:
+        """When all is in place, once."""
 
     def raise_twins(self) -> None:
         """Before a step: give the twins the values that the optimizer shall move."""
@@ -181,27 +196,20 @@ class HalfWeights:
             self.restore_state(self._loading)
 
 
-def _target_dtypes(
-    model: nn.Module,
-    dtype: torch.dtype | None,
-    keep_float32: tuple[type[nn.Module], ...],
-) -> dict[nn.Parameter, torch.dtype]:
-    """The dtype of each float32 weight that is to become half."""
-    if dtype is None:
-        return {}
-    if dtype not in HALF_DTYPES:
-        raise ValueError(_NOT_HALF.format(dtype=dtype))
-    kept = {
-        weight
-        for module in model.modules()
-        if isinstance(module, keep_float32)
-        for weight in module.parameters()
-    }
-    return {
-        weight: dtype
-        for weight in model.parameters()
-        if weight.dtype == torch.float32 and weight not in kept
-    }
+def _outermost(
+    module: nn.Module, kinds: tuple[type[nn.Module], ...]
+) -> Iterator[nn.Module]:
+    """The modules of these kinds in ``module`` that are in no other such module."""
+    if isinstance(module, kinds):
+        yield module
+    else:
+        for child in module.children():
+            yield from _outermost(child, kinds)
+
+
+def _float32_weights(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
+    weights = (weight for module in modules for weight in module.parameters())
+    return {weight for weight in weights if weight.dtype == torch.float32}
 
 
 _NOT_HALF = (

@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from minamp.weights.half_weights import NORM_LAYERS, HalfWeights
+from minamp.weights.half_weights import HalfWeights
 from minamp.weights.twins import HALF_DTYPES, twin_of
 
 
@@ -40,34 +39,32 @@ class MasterWeights(HalfWeights):
     not).  Clip ``masters.parameters()``: the model's own have no gradients any more.
 
     Args:
-        model: float32, or half already; it is changed in place.
-        optimizer: holds parameters of the model; it may have stepped before.
-        dtype: what float32 weights become.  None leaves every dtype as it is.
-            Weights that are half already stay as they are, buffers too.
-        keep_float32: kinds of modules whose float32 weights are left alone.
+        model: float32, or half already.  It is changed in place.
+        optimizer: holds parameters of the model, and may have stepped before.
+        dtype: what float32 weights become; None leaves them.  Weights that are half
+            keep their dtype, and buffers keep theirs.
+        keep_float32: kinds of modules whose float32 weights stay float32.
+        float32_outside: cast at the entrance and exit of the model, for loops without
+            an autocast region.  Otherwise run the forward in a region of ``dtype``: a
+            half model by itself refuses float32 inputs.
 
     Raises:
         ValueError: ``dtype`` is not a 16-bit format, or the optimizer holds no weight
             to work on.
 
-    Saving: ``optimizer.state_dict()`` has the masters, so the usual checkpoint (model
-    and optimizer) restores every bit.  ``masters.state_dict()`` is for a model without
-    minamp.  Loading into the model reaches the masters, and so does writing to a weight
-    in place, but not through ``weight.data``.
+    Saving: ``optimizer.state_dict()`` has the masters, so the usual checkpoint of model
+    and optimizer restores every bit.  ``state_dict()`` is for models without minamp.
+
+    Writing to a weight in place, as ``model.load_state_dict`` does, reaches its master.
+    Writing to ``weight.data`` does not, since autograd does not count it.  A deep copy
+    of the model is a plain half model, without masters.
     """
 
     state_key = "master_weights"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        dtype: torch.dtype | None = None,
-        keep_float32: tuple[type[nn.Module], ...] = NORM_LAYERS,
-    ) -> None:
-        super().__init__(model, optimizer, dtype, keep_float32)
+    def prepare(self) -> None:
         self._versions = _versions(self.weights)
-        for module in model.modules():
+        for module in self.model.modules():
             module.register_load_state_dict_pre_hook(_load_float32_into_masters)
 
     def state_dict(self) -> dict[str, Tensor]:
