@@ -1,0 +1,62 @@
+"""Several processes, one training: they must agree whether a step is skipped.
+
+Each rank sees its own gradients. With DDP those are the same everywhere; with sharded
+parameters, or ones that are not averaged, one rank may see an overflow alone. If it
+skipped alone, the ranks would part: different weights, different scales. So `found_inf`
+is the maximum over all ranks that share the step, taken before anything depends on it.
+
+Which ranks? Those of the `process_group` given to the scaler; and those of the device
+mesh, if gradients are DTensors (fully_shard, tensor parallel), with no option set.
+Ranks agree on the scale because they start with the same one and see the same history.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.optim import Optimizer
+
+from minamp.scaling.found_inf import FoundInf, combined, parameters_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+else:
+    # A torch built without torch.distributed has no such class, and no ranks either.
+    ProcessGroup = Any
+
+
+def agree_on_found_inf(
+    found_inf: FoundInf,
+    optimizer: Optimizer,
+    device: torch.device,
+    process_group: ProcessGroup | None,
+) -> FoundInf:
+    """`found_inf` of all ranks together; as it is if there are no other ranks.
+
+    A rank whose shards are all empty takes part with a 0.
+    """
+    groups = _groups(optimizer, process_group)
+    if not groups:
+        return found_inf
+    flag = combined(found_inf, device)
+    for group in groups:
+        # A flag is 0 or 1, so the maximum is "any rank".
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group)
+    return {device: flag}
+
+
+def _groups(
+    optimizer: Optimizer, process_group: ProcessGroup | None
+) -> list[ProcessGroup]:
+    """One process group for each set of ranks the optimizer's gradients are spread on."""
+    if process_group is not None:
+        return [process_group]
+    groups = {}
+    for parameter in parameters_of(optimizer):
+        mesh = getattr(parameter, "device_mesh", None)  # only a DTensor has one
+        if mesh is not None:
+            groups.update({id(group): group for group in mesh.get_all_groups()})
+    return list(groups.values())

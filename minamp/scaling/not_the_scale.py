@@ -1,0 +1,68 @@
+"""NaN that scaling did not make: then a smaller scale cannot help.
+
+Two cases can be told for certain.
+
+- The loss was inf or NaN *before* it was multiplied by the scale (bad data, a forward
+  pass that overflowed by itself).
+- The gradients of a skipped step were never zeroed: they are still inf, and whatever is
+  added to them stays inf.
+
+torch.amp backs off in both, until the scale is 0 and training is over. Here the step is
+skipped all the same, and the scale is left alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from minamp.scaling.found_inf import check, gradients_of
+from minamp.scaling.iteration import Iteration, alive
+
+# What is scaled may be a model's whole output; a loss is small. Looking at more than
+# this many numbers would cost more than it can tell.
+LOSS_ELEMENTS = 2**16
+
+NEVER_ZEROED = (
+    "The gradients of a step that was skipped are still there, inf or NaN, and this "
+    "backward pass adds to them: every following step will be skipped as well. Call "
+    "optimizer.zero_grad() in every iteration, also after a skipped step. The loss "
+    "scale is not lowered for this."
+)
+
+
+def note_loss(iteration: Iteration, output: Tensor) -> None:
+    """Keep the loss for later: it is looked at only if the step overflows."""
+    if output.numel() <= LOSS_ELEMENTS:
+        iteration.losses.append(output.detach())
+
+
+def look_for_stale_gradients(iteration: Iteration) -> None:
+    """As a backward pass begins: were the gradients of a skipped step zeroed?
+
+    Asks the device, but only after a step that was skipped.
+    """
+    skipped, iteration.skipped_before = iteration.skipped_before, []
+    if not skipped or _is_capturing():
+        return
+    for optimizer in alive(skipped):
+        found_inf = check(gradients_of(optimizer))
+        if any(flag.item() for flag in found_inf.values()):
+            iteration.stale = True
+            warnings.warn(NEVER_ZEROED, RuntimeWarning, stacklevel=2)
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def scale_is_at_fault(iteration: Iteration, device: torch.device) -> Tensor:
+    """Could a smaller scale have avoided this overflow? bool, 0-dim, on `device`."""
+    if iteration.stale:
+        return torch.zeros((), dtype=torch.bool, device=device)
+    finite = [loss.isfinite().all().to(device) for loss in iteration.losses]
+    if not finite:
+        return torch.ones((), dtype=torch.bool, device=device)
+    return torch.stack(finite).all()
