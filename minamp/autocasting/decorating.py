@@ -15,11 +15,11 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
-Region = AbstractContextManager[Any]
+Region = Callable[[], AbstractContextManager[Any]]
 
 
 def run_inside(region: Region, func: F) -> F:
-    """``func`` with its whole body inside ``region``, which must be re-entrant.
+    """``func`` with its whole body inside ``region()``, entered anew for each piece.
 
     Functions, methods, generator functions, coroutine functions and asynchronous
     generator functions stay what they are.
@@ -36,7 +36,7 @@ def run_inside(region: Region, func: F) -> F:
 
 def _function(region: Region, func: Callable[..., Any]) -> Callable[..., Any]:
     def inside(*args: Any, **kwargs: Any) -> Any:
-        with region:
+        with region():
             return func(*args, **kwargs)
 
     return inside
@@ -77,22 +77,22 @@ def _async_generator(region: Region, func: Callable[..., Any]) -> Callable[..., 
 
 
 class _Pieces(Coroutine[Any, Any, Any], Generator[Any, Any, Any]):
-    """A generator or coroutine of which each piece runs inside ``region``."""
+    """A generator or coroutine of which each piece runs inside ``region()``."""
 
     def __init__(self, body: Any, region: Region) -> None:
         self.body = body
         self.region = region
 
     def send(self, value: Any) -> Any:
-        with self.region:
+        with self.region():
             return self.body.send(value)
 
     def throw(self, *error: Any) -> Any:
-        with self.region:
+        with self.region():
             return self.body.throw(*error)
 
     def close(self) -> None:
-        with self.region:
+        with self.region():
             self.body.close()
 
     def __await__(self) -> _Pieces:

@@ -19,6 +19,7 @@ op are still seen.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -26,6 +27,12 @@ from typing import Any
 
 import torch
 
+from minamp.autocasting.graph_guards import (
+    RunEagerly,
+    install_tag,
+    run_eagerly,
+    show,
+)
 from minamp.autocasting.state import AutocastState, Rules, Setting
 from minamp.autocasting.weight_cache import WeightCache
 from minamp.policy.op_lists import overload
@@ -69,13 +76,13 @@ weights = _process.weights
 def kernel_for(op: str) -> Callable[..., Any]:
     """The kernel that stands on the autocast floor for ``op``."""
     plain = overload(op)
-    call = _with_dtype_overload(op, plain)
+    call = BINDINGS.get(op) or _with_dtype_overload(op, plain)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         rules_now = _thread.rules
         for rules in rules_now:
             policy = rules.policies.get(op)
-            if policy is not None and rules.concerns(args, kwargs):
+            if policy and (rules.concerns(args) or rules.concerns(kwargs.values())):
                 break
         else:
             return plain.redispatch(keyset - KEYS, *args, **kwargs)
@@ -104,18 +111,37 @@ def _one_device_at_a_time(
         _thread.rules = all_rules
 
 
-def _with_dtype_overload(op: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _with_dtype_overload(op: str, plain: Any) -> Callable[..., Any]:
     """``plain``, or for ``norm`` the overload that takes the dtype a policy has set."""
-    replacement = APPENDS_DTYPE.get(op)
-    if replacement is None:
-        return plain
-    with_dtype = overload(replacement)
+    twin = APPENDS_DTYPE.get(op)
+    if twin is None:
+        return plain  # type: ignore[no-any-return]
+    with_dtype = overload(twin)
+    # The dispatcher drops trailing arguments that have their default value, and the
+    # twin has no defaults.
+    defaults = [argument.default_value for argument in plain._schema.arguments]
 
-    def call(self: Any, p: Any = 2, *args: Any, **kwargs: Any) -> Any:
-        return (with_dtype if "dtype" in kwargs else plain)(self, p, *args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "dtype" not in kwargs:
+            return plain(*args, **kwargs)
+        return with_dtype(*args, *defaults[len(args) :], **kwargs)
 
     return call
 
+
+# The Python bindings of the commonest ops: the same calls, a microsecond faster each
+# than through the overload object.
+BINDINGS: dict[str, Callable[..., Any]] = {
+    "addmm": torch.addmm,
+    "baddbmm": torch.baddbmm,
+    "bmm": torch.bmm,
+    "conv1d": torch.conv1d,
+    "conv2d": torch.conv2d,
+    "linear": torch._C._nn.linear,
+    "matmul": torch.matmul,
+    "mm": torch.mm,
+    "scaled_dot_product_attention": torch._C._nn.scaled_dot_product_attention,
+}
 
 # The overloads without a dtype argument (category fp32_append_dtype), and their twins.
 APPENDS_DTYPE = {
@@ -159,6 +185,7 @@ def rules_for(setting: Setting, cache_enabled: bool) -> Rules:
     """The rules of ``setting``, with their kernels installed."""
     rules = Rules(setting, weights if cache_enabled else None)
     install(frozenset(rules.policies))
+    install_tag(lambda: current().signature)
     return rules
 
 
@@ -172,13 +199,24 @@ def is_visible() -> bool:
     return is_included(KEY) and not is_excluded(KEY)
 
 
-Restore = tuple[AutocastState, tuple[Rules, ...], bool, bool]
+@dataclasses.dataclass(frozen=True)
+class Restore:
+    """What was in force before a region was entered."""
+
+    state: AutocastState
+    rules: tuple[Rules, ...]
+    included: bool
+    excluded: bool
+    eager: RunEagerly | None
 
 
 def enter(state: AutocastState) -> Restore:
     """Make ``state`` act in this thread; returns what ``leave`` needs to undo it."""
     rules = tuple(rules_for(s, state.cache_enabled) for s in state.enabled)
-    before = (_thread.state, _thread.rules, is_included(KEY), is_excluded(KEY))
+    eager = run_eagerly(state.signature)
+    before = Restore(
+        _thread.state, _thread.rules, is_included(KEY), is_excluded(KEY), eager
+    )
     if _thread.depth == 0:
         weights.enter()
     _thread.depth += 1
@@ -187,8 +225,10 @@ def enter(state: AutocastState) -> Restore:
 
 
 def leave(before: Restore) -> None:
-    """Put back what was there before ``enter``."""
-    _act(*before)
+    """Put back what was in force before ``enter``."""
+    _act(before.state, before.rules, before.included, before.excluded)
+    if before.eager is not None:
+        before.eager.__exit__()
     _thread.depth -= 1
     if _thread.depth == 0:
         weights.leave()
@@ -198,5 +238,6 @@ def _act(
     state: AutocastState, rules: tuple[Rules, ...], included: bool, excluded: bool
 ) -> None:
     _thread.state, _thread.rules = state, rules
+    show(state.signature)  # first, since it opens or shuts the floor in passing
     set_included(KEY, included)
     set_excluded(KEY, excluded)

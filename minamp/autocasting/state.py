@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 
 from minamp.autocasting.weight_cache import WeightCache
 from minamp.policy.op_lists import OpLists
-from minamp.policy.policies import POLICIES, Policy
-from minamp.tensors.casting import is_castable, lives_on
+from minamp.policy.policies import POLICIES, Cast, Policy
+from minamp.tensors.casting import conversion, is_castable, lives_on
 
 # Where tensors of two device types meet in one call, the device asks first that stands
 # further left: the order of PyTorch's own autocast keys in the dispatcher.
@@ -48,6 +48,8 @@ class Rules:
             for row in setting.op_lists.for_device(setting.device_type).values()
         }
         self._cache = cache
+        self.to_lower = self.caster(setting.dtype)
+        self.to_fp32 = self.caster(torch.float32)
 
     def is_eligible(self, value: object) -> bool:
         """Whether ``value`` is a tensor that this region may cast."""
@@ -57,22 +59,46 @@ class Rules:
             and self.lives_here(value)
         )
 
-    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """``tensor`` in ``dtype`` if it is eligible; a weight comes from the cache."""
-        has = tensor.dtype
-        if has is dtype or not self.lives_here(tensor) or not is_castable(has):
-            return tensor
-        if self._cache is not None and has is torch.float32 and tensor.requires_grad:
-            return self._cache.cast(tensor, dtype)
-        return tensor.to(dtype)
+    def caster(self, dtype: torch.dtype) -> Cast:
+        """A function that casts eligible tensors to ``dtype``, alone or in a list."""
+        return make_caster(dtype, self.lives_here, self._cache)
 
-    def concerns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether any tensor of the call lives on this region's device type."""
-        for value in (*args, *kwargs.values()):
-            for item in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(item, torch.Tensor) and self.lives_here(item):
+    def concerns(self, values: Iterable[Any]) -> bool:
+        """Whether any tensor among ``values`` lives on this region's device type."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if self.lives_here(value):
                     return True
+            elif isinstance(value, (list, tuple)) and self.concerns(value):
+                return True
         return False
+
+
+def make_caster(
+    dtype: torch.dtype,
+    lives_here: Callable[[torch.Tensor], bool],
+    cache: WeightCache | None,
+) -> Cast:
+    """A function that casts eligible tensors to ``dtype``, alone or in a list.
+
+    A closure and no method, since it runs for every argument of every listed op.
+    """
+    convert = conversion(dtype)
+    float32 = torch.float32
+
+    def cast(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            if isinstance(value, (list, tuple)):
+                return [cast(item) for item in value]
+            return value
+        has = value.dtype
+        if has is dtype or not lives_here(value):
+            return value
+        if has is float32 and cache is not None and value.requires_grad:
+            return cache.cast(value, dtype)
+        return convert(value) if is_castable(has) else value
+
+    return cast
 
 
 def _rank(device_type: str) -> int:

@@ -18,8 +18,12 @@ import threading
 import weakref
 
 import torch
+from torch import is_grad_enabled, is_inference_mode_enabled
 
-Key = tuple[int, torch.dtype, bool, bool]
+# Private: the only way to learn that torch.jit.trace is recording.
+from torch._C import _get_tracing_state
+
+Key = tuple[int, torch.dtype, int]
 Entry = tuple["weakref.ref[torch.Tensor]", int, int, torch.Tensor]
 
 
@@ -35,8 +39,6 @@ def is_cacheable(tensor: torch.Tensor) -> bool:
         and tensor.is_leaf
         and tensor._base is None
         and _is_plain(tensor)
-        # Private: the only way to learn that torch.jit.trace is recording.
-        and torch._C._get_tracing_state() is None
     )
 
 
@@ -60,32 +62,30 @@ class WeightCache:
 
     def cast(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """``weight.to(dtype)``, made once for each state that ``weight`` is in."""
-        key = (
-            id(weight),
-            dtype,
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-        )
+        if _get_tracing_state() is not None:
+            return weight.to(dtype)  # an older copy would be a constant of the trace
+        mode = is_grad_enabled() or is_inference_mode_enabled() - 1
+        key = (id(weight), dtype, mode)
         entry = self._entries.get(key)
         if entry is not None:
             source, version, address, half = entry
             if (
-                version == weight._version
+                source() is weight
+                and version == weight._version
                 and address == weight.data_ptr()
-                and source() is weight
             ):
                 return half
-        if not is_cacheable(weight):
-            return weight.to(dtype)
-        return self._remember(key, weight, weight.to(dtype))
+        half = weight.to(dtype)
+        if is_cacheable(weight):
+            self._remember(key, weight, half)
+        return half
 
-    def _remember(self, key: Key, weight: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-        def forget(_: object, key: Key = key) -> None:
+    def _remember(self, key: Key, weight: torch.Tensor, half: torch.Tensor) -> None:
+        def forget(_: object) -> None:
             self._entries.pop(key, None)
 
         source = weakref.ref(weight, forget)
         self._entries[key] = (source, weight._version, weight.data_ptr(), half)
-        return half
 
     def enter(self) -> None:
         """A thread has entered its outermost region."""

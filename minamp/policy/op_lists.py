@@ -19,8 +19,10 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import weakref
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -104,6 +106,19 @@ class OpLists:
 
     name: str
     tables: Mapping[str, Table]
+    #: Sixteen hex digits that tell lists with different decisions apart.  The same in
+    #: every process, so that they may enter the key of a cache on disk.
+    fingerprint: str = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        rows = sorted(
+            (device_type, row.op, row.category.value)
+            for device_type, rows in self.tables.items()
+            for row in rows.values()
+        )
+        digits = hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+        object.__setattr__(self, "fingerprint", digits)
+        by_fingerprint.setdefault(digits, self)
 
     def for_device(self, device_type: str) -> Table:
         """The rows for ``device_type``.  Raises ValueError if there are none."""
@@ -147,21 +162,23 @@ class OpLists:
         name = self.name if self.name.endswith("(edited)") else f"{self.name} (edited)"
         return OpLists(name, MappingProxyType(tables))
 
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Sixteen hex digits that tell lists with different decisions apart.
-
-        The same in every process, so that it may enter the key of a cache on disk.
-        """
-        rows = sorted(
-            (device_type, row.op, row.category.value)
-            for device_type, rows in self.tables.items()
-            for row in rows.values()
-        )
-        return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+    def __reduce__(self) -> tuple[Any, ...]:
+        tables = {device_type: tuple(t.values()) for device_type, t in self.tables.items()}
+        return op_lists, (self.name, tables)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OpLists) and self.fingerprint == other.fingerprint
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
+
+
+def op_lists(name: str, rows: Mapping[str, Iterable[Row]]) -> OpLists:
+    """Op lists called ``name``, with these rows for each device type."""
+    return OpLists(name, MappingProxyType({d: table(r) for d, r in rows.items()}))
+
+
+# A compiled graph can hold no object, only its name.
+by_fingerprint: weakref.WeakValueDictionary[str, OpLists] = (
+    weakref.WeakValueDictionary()
+)

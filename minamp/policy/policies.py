@@ -2,8 +2,8 @@
 
 Each policy takes ``(args, kwargs, target)`` and returns the new ``(args, kwargs)``.
 ``target`` says what the region wants: its dtype, which tensors are eligible, and how to
-cast one.  No policy knows the op it serves, the dispatcher or the region's state; that
-is why the six of PyTorch, and minamp's three more, fit on this page.
+cast a value.  No policy knows the op it serves, the dispatcher or the region's state;
+that is why the six of PyTorch, and minamp's three more, fit on this page.
 """
 
 from __future__ import annotations
@@ -17,42 +17,31 @@ from minamp.policy.op_lists import Category
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+Cast = Callable[[Any], Any]
 
 
 class Target(Protocol):
     """What a policy needs to know of a region."""
 
     dtype: torch.dtype
+    to_lower: Cast
+    to_fp32: Cast
 
     def is_eligible(self, value: object) -> bool:
         """Whether ``value`` is a tensor that the region may cast."""
 
-    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """``tensor`` in ``dtype`` if it is eligible, else itself."""
+    def caster(self, dtype: torch.dtype) -> Cast:
+        """A function that casts eligible tensors to ``dtype``, alone or in a list."""
 
 
 Policy = Callable[[Args, Kwargs, Target], tuple[Args, Kwargs]]
 
 
-def cast_all(
-    args: Args, kwargs: Kwargs, target: Target, dtype: torch.dtype
-) -> tuple[Args, Kwargs]:
-    """Every eligible tensor in ``dtype``; lists of tensors are looked into."""
-    cast = target.cast
-
-    def one(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return cast(value, dtype)
-        if isinstance(value, (list, tuple)):
-            return [one(item) for item in value]
-        return value
-
-    # An inner call costs, and this runs for each listed op: tensors, the common case,
-    # are cast in the comprehension itself.
-    cast_args = [
-        cast(a, dtype) if isinstance(a, torch.Tensor) else one(a) for a in args
-    ]
-    return tuple(cast_args), {k: one(v) for k, v in kwargs.items()} if kwargs else {}
+def cast_all(args: Args, kwargs: Kwargs, cast: Cast) -> tuple[Args, Kwargs]:
+    """Every argument cast."""
+    if kwargs:
+        kwargs = {name: cast(value) for name, value in kwargs.items()}
+    return tuple(map(cast, args)), kwargs
 
 
 def eligible_tensors(
@@ -69,12 +58,12 @@ def lower_precision_fp(
     args: Args, kwargs: Kwargs, target: Target
 ) -> tuple[Args, Kwargs]:
     """Everything in the region's dtype: where half the bits are enough."""
-    return cast_all(args, kwargs, target, target.dtype)
+    return cast_all(args, kwargs, target.to_lower)
 
 
 def fp32(args: Args, kwargs: Kwargs, target: Target) -> tuple[Args, Kwargs]:
     """Everything in float32."""
-    return cast_all(args, kwargs, target, torch.float32)
+    return cast_all(args, kwargs, target.to_fp32)
 
 
 def fp32_dtype_argument(
@@ -108,7 +97,7 @@ def promote(args: Args, kwargs: Kwargs, target: Target) -> tuple[Args, Kwargs]:
                 "holds all of the other nor is float32; cast one of the two, or use "
                 "op_lists=minamp.safe_lists(), which promotes the pair to float32"
             )
-    return cast_all(args, kwargs, target, widest)
+    return cast_all(args, kwargs, target.caster(widest))
 
 
 def banned(args: Args, kwargs: Kwargs, target: Target) -> tuple[Args, Kwargs]:
@@ -130,14 +119,14 @@ def promote_any(args: Args, kwargs: Kwargs, target: Target) -> tuple[Args, Kwarg
     widest = found[0]
     for dtype in found[1:]:
         widest = torch.promote_types(widest, dtype)
-    return cast_all(args, kwargs, target, widest)
+    return cast_all(args, kwargs, target.caster(widest))
 
 
 def cast_to_self(args: Args, kwargs: Kwargs, target: Target) -> tuple[Args, Kwargs]:
     """Everything in the dtype of the first argument: that of an in-place op's result."""
     if not target.is_eligible(args[0]):
         return args, kwargs
-    rest, kwargs = cast_all(args[1:], kwargs, target, args[0].dtype)
+    rest, kwargs = cast_all(args[1:], kwargs, target.caster(args[0].dtype))
     return (args[0], *rest), kwargs
 
 
@@ -153,7 +142,7 @@ def fp32_if_scalar_lost(
     halves = [dtype for dtype in dtypes if dtype is not torch.float32]
     numbers = [n for v in (*args, *kwargs.values()) for n in as_number(v)]
     if any(is_lost(number, dtype) for number in numbers for dtype in halves):
-        return cast_all(args, kwargs, target, torch.float32)
+        return cast_all(args, kwargs, target.to_fp32)
     return args, kwargs
 
 

@@ -19,11 +19,10 @@ names what a new PyTorch has added or dropped.
 from __future__ import annotations
 
 import functools
-from types import MappingProxyType
 
 import torch
 
-from minamp.policy.op_lists import Category, OpLists, Row, Table, family, table
+from minamp.policy.op_lists import Category, OpLists, Row, family, op_lists
 
 CUDA: tuple[Row, ...] = (
     *family(
@@ -252,19 +251,12 @@ def registered_ops(device_type: str) -> frozenset[str]:
     return frozenset(name.removeprefix("aten::") for name in names)
 
 
-def _running(device_type: str, rows: tuple[Row, ...]) -> Table:
-    here = registered_ops(device_type)
-    return table(row for row in rows if row.op in here)
-
-
 @functools.cache
 def torch_lists() -> OpLists:
     """The lists of the running PyTorch, for every device type it autocasts."""
-    tables = {
-        "cpu": _running("cpu", CPU),
-        "cuda": _running("cuda", CUDA),
-        "mps": _running("mps", MPS),
-        "mtia": _running("mtia", CUDA),
-        "xpu": _running("xpu", CUDA),
-    }
-    return OpLists("torch", MappingProxyType({d: t for d, t in tables.items() if t}))
+    rows = {"cpu": CPU, "cuda": CUDA, "mps": MPS, "mtia": CUDA, "xpu": CUDA}
+    here = {device_type: registered_ops(device_type) for device_type in rows}
+    return op_lists(
+        "torch",
+        {d: [row for row in rows[d] if row.op in here[d]] for d in rows if here[d]},
+    )

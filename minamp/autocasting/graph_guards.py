@@ -1,0 +1,142 @@
+"""Keeping compiled graphs apart: none made in one kind of region is used in another.
+
+``torch.compile`` records the plain ops of a function; minamp's casts enter later, when
+the graph is traced through the dispatcher.  To the compiler a bfloat16 region, a
+float16 region and one with other op lists look alike, and without help it would reuse
+the graph of the first in the second, silently.  Two caches need telling:
+
+* *In the process*, Dynamo guards each graph with PyTorch's autocast state, a flag and a
+  dtype for each device type.  The slot of our own dispatch key is free for a mark, and
+  nobody computes with its dtype: each signature (``AutocastState.signature``) gets a
+  dtype of its own, shown there while a region is open.
+* *On disk*, the key of each stored graph holds ``torch.compiler.config.cache_key_tag``.
+  A tag that spells out the signature at the moment it is pickled goes in there.
+
+Where no mark is left, or PyTorch does not guard the slot (2.6), compiled functions run
+eagerly in all regions but those of the first signature: slower, never wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+SLOT = "privateuseone"
+
+# Any dtype can be a mark.  The first two come first so that the usual regions show what
+# they compute in.
+_MARKS = (
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+_marks: dict[str, torch.dtype | None] = {}
+
+
+def mark_of(signature: str) -> torch.dtype | None:
+    """The dtype that stands for ``signature`` in this process; None if none is left."""
+    if signature not in _marks:
+        free = [mark for mark in _usable_marks() if mark not in _marks.values()]
+        _marks[signature] = free[0] if free else None
+    return _marks[signature]
+
+
+@functools.cache
+def _usable_marks() -> tuple[torch.dtype, ...]:
+    """All marks, or one where Dynamo does not see them."""
+    return _MARKS if dynamo_sees_marks() else _MARKS[:1]
+
+
+def dynamo_sees_marks() -> bool:
+    """Whether Dynamo's guard on global state notices another mark in the slot."""
+    # Private: the guard itself, asked without compiling anything.
+    from torch._C._dynamo.guards import GlobalStateGuard
+
+    enabled = torch.is_autocast_enabled(SLOT)
+    dtype = torch.get_autocast_dtype(SLOT)
+    try:
+        torch.set_autocast_enabled(SLOT, True)
+        torch.set_autocast_dtype(SLOT, torch.float32)
+        guard = GlobalStateGuard()
+        torch.set_autocast_dtype(SLOT, torch.float64)
+        return not guard.check()
+    finally:
+        torch.set_autocast_dtype(SLOT, dtype)
+        torch.set_autocast_enabled(SLOT, enabled)
+
+
+def show(signature: str) -> None:
+    """Show the mark of ``signature`` to the compiler; of the empty one, none."""
+    if not signature:
+        torch.set_autocast_enabled(SLOT, False)
+        return
+    torch.set_autocast_enabled(SLOT, True)
+    torch.set_autocast_dtype(SLOT, mark_of(signature) or _MARKS[0])
+
+
+def is_compiler_loaded() -> bool:
+    """Whether anything can have been compiled in this process so far."""
+    return "torch._dynamo" in sys.modules
+
+
+class RunEagerly(AbstractContextManager[None]):
+    """A stretch in which compiled functions run eagerly, as there is no mark for it."""
+
+    def __init__(self) -> None:
+        self._stance: Any = None
+
+    def __enter__(self) -> None:
+        # The compiler takes seconds to load, and has nothing to reuse before it is.
+        if is_compiler_loaded():
+            self._stance = torch.compiler.set_stance("force_eager")
+            self._stance.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+        elif is_compiler_loaded():
+            # Loaded in here: whatever is compiled by now, is compiled without a mark.
+            torch._dynamo.reset()
+
+
+def run_eagerly(signature: str) -> RunEagerly | None:
+    """A stretch without compiled code, entered, if ``signature`` has no mark."""
+    if not signature or mark_of(signature) is not None:
+        return None
+    stretch = RunEagerly()
+    stretch.__enter__()
+    return stretch
+
+
+class SignatureTag(str):
+    """A cache key tag that adds the signature in force at the moment it is pickled."""
+
+    signature: Callable[[], str]
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (f"{self} minamp:{self.signature()}",)
+
+
+def install_tag(signature: Callable[[], str]) -> None:
+    """Let the key of each graph stored on disk name the signature it was made under."""
+    from torch.compiler import config
+
+    if not isinstance(config.cache_key_tag, SignatureTag):
+        tag = SignatureTag(config.cache_key_tag)
+        tag.signature = signature
+        config.cache_key_tag = tag

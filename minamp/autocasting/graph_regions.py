@@ -1,0 +1,64 @@
+"""Regions inside a compiled function.
+
+Dynamo reads the Python of a function and writes down its tensor ops as a graph; a
+``with autocast(...)`` in it has to become part of that graph.  Here it becomes two
+calls, ``enter_region`` and ``leave_region``.  Dynamo runs them as it goes, so it sees
+the dtypes that the casts will give; then the graph is traced through the dispatcher,
+runs them again, and what comes out has the casts in it and the two calls no more.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from minamp.autocasting import dispatch_key
+from minamp.autocasting.request import resolve
+from minamp.policy.op_lists import by_fingerprint
+
+_entered: list[dispatch_key.Restore] = []
+
+
+def enter_region(
+    device_type: str,
+    dtype: torch.dtype | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    lists: str,
+) -> None:
+    """``autocast.__enter__`` as a call in a graph, which holds lists by fingerprint."""
+    around = dispatch_key.current()
+    op_lists = by_fingerprint[lists] if lists else None
+    setting = resolve(around, device_type, dtype, enabled, op_lists)
+    cache = around.cache_enabled if cache_enabled is None else cache_enabled
+    _entered.append(dispatch_key.enter(around.entering(setting, cache)))
+
+
+def leave_region() -> None:
+    """Leave the region entered last, as a call in a graph."""
+    dispatch_key.leave(_entered.pop())
+
+
+def prepare_trace() -> bool:
+    """Called while Dynamo traces an ``__enter__``; True, a constant of the trace.
+
+    Makes the two calls known to Dynamo as graph calls, and sees to it that a trace that
+    is given up between them (a graph break, an exception) leaves nothing entered.
+    """
+    torch.compiler.allow_in_graph(enter_region)
+    torch.compiler.allow_in_graph(leave_region)
+    depth = len(_entered)
+
+    def undo() -> None:
+        while len(_entered) > depth:
+            leave_region()
+
+    # Private: the trace that is going on, which runs its hooks however it ends.
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    InstructionTranslator.current_tx().output.add_cleanup_hook(undo)
+    return True
+
+
+# Private: the attribute by which Dynamo knows a function to run while it traces, set by
+# torch._dynamo.assume_constant_result, which would load the compiler at import.
+prepare_trace._dynamo_marked_constant = True  # type: ignore[attr-defined]
