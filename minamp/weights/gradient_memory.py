@@ -23,7 +23,7 @@ def float32_copy(grad_half: Tensor, twin: Tensor) -> Tensor:
         return grad_half.float()
     memory = _memory.get(twin)
     if memory is None or _holders(memory) > _HOLDERS_ALONE:
-        memory = _memory[twin] = torch.empty_like(twin, requires_grad=False)
+        memory = _memory[twin] = torch.empty_like(grad_half, dtype=torch.float32)
     # An alias goes out, so that whoever holds the gradient counts as one more holder.
     grad_fp32: Tensor = memory.copy_(grad_half).detach()
     return grad_fp32

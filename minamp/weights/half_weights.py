@@ -4,27 +4,33 @@ After ``HalfWeights(model, optimizer)`` the optimizer holds a float32 twin where
 held a half weight of the model.  Hooks keep the two together:
 
     backward   gradients move up to the twins                          (``twins.py``)
-    step       ``raise_twins`` makes the twins ready, the optimizer steps on them,
-               ``lower_weights`` writes them, rounded, into the model
-    state      what must survive a restart goes into the optimizer's ``state_dict``
+    step       ``unpack`` makes the twins ready, the optimizer steps on them, ``pack``
+               rounds them into the model's weights
+    state      ``memory`` travels in its ``state_dict``     (``optimizer_memory.py``)
 
 So the training loop stays as it was, and scaler, clipping and optimizer see nothing but
 float32.  A step that the scaler skips never reaches the optimizer: no bit changes.
-What a twin remembers between two steps is the affair of the subclasses.
+
+Three subclasses say what is kept between two steps, beside the half weight:
+
+    MasterWeights        the twin itself                             4 bytes a weight
+    KahanSummation       what rounding has cut off, in half          2
+    StochasticRounding   nothing, but the rounding is a fair coin    0
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from minamp.tensors.casting import cast_nested
 from minamp.weights.float32_outside import make_float32_outside
+from minamp.weights.optimizer_memory import OptimizerMemory
 from minamp.weights.twins import (
     HALF_DTYPES,
     give_twin,
@@ -33,28 +39,13 @@ from minamp.weights.twins import (
     twin_of,
     zero_grad,
 )
-
-# Norm weights start at 1 and move by little, norm statistics are sums over many
-# elements, and both are a thousandth of a model: rounding them saves nothing.
-NORM_LAYERS: tuple[type[nn.Module], ...] = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
-)
+from minamp.weights.which_weights import NORM_LAYERS, float32_layers, weights_to_halve
 
 
 class HalfWeights:
     """What the three ways to train half weights share; see ``MasterWeights``."""
 
-    state_key: str
-    """The key of the optimizer's ``state_dict`` under which our own state stands."""
+    memory_key: str
 
     def __init__(
         self,
@@ -69,45 +60,43 @@ class HalfWeights:
         self.model, self.optimizer = model, optimizer
         self.weights: list[nn.Parameter] = []
         self.twins: list[nn.Parameter] = []
-        kept = list(_outermost(model, keep_float32))
-        self._target: dict[nn.Parameter, torch.dtype] = {}
+        self.memory: list[Tensor] = []
+        self._becomes: dict[nn.Parameter, torch.dtype] = {}
         if dtype is not None:
-            weights = _float32_weights([model]) - _float32_weights(kept)
-            self._target = dict.fromkeys(weights, dtype)
+            self._becomes = dict.fromkeys(weights_to_halve(model, keep_float32), dtype)
         for group in optimizer.param_groups:
             self._adopt(group["params"])
         if not self.weights:
             raise ValueError(_NOTHING_TO_DO)
-        for weight, half_dtype in self._target.items():
+        for weight, half_dtype in self._becomes.items():
             if not weight.requires_grad and twin_of(weight) is None:
                 weight.data = weight.detach().to(half_dtype)  # frozen: nothing to learn
         self._hook_into_optimizer()
         model.zero_grad = partial(zero_grad, model)  # type: ignore[method-assign]
         if float32_outside:
-            float32_layers = [layer for layer in kept if _float32_weights([layer])]
-            make_float32_outside(model, self.weights[0].dtype, float32_layers)
-        self.prepare()
+            layers = float32_layers(model, keep_float32)
+            make_float32_outside(model, self.weights[0].dtype, layers)
 
     # What the subclasses say.
 
-    def prepare(self) -> None:
-        """When all is in place, once."""
+    def adopted(self, weight: nn.Parameter, twin: nn.Parameter) -> None:
+        """A new pair: give it a place in ``memory``."""
 
-    def raise_twins(self) -> None:
+    def unpack(self) -> None:
         """Before a step: give the twins the values that the optimizer shall move."""
 
-    def lower_weights(self) -> None:
-        """After a step: write the twins into the half weights."""
+    def pack(self) -> None:
+        """After a step, or before a closure in it: round the twins into the weights."""
         raise NotImplementedError
 
-    def saved_state(self) -> Any:
-        """What the optimizer's ``state_dict`` shall keep for us."""
+    def release(self) -> None:
+        """After a step: free what only the step needed."""
 
-    def check_state(self, state: Any) -> None:
-        """Raise ValueError if ``state`` cannot be restored here; change nothing."""
+    def follow(self) -> None:
+        """Somebody wrote to weights: correct ``memory`` where it does not fit them."""
 
-    def restore_state(self, state: Any) -> None:
-        """Take back what ``saved_state`` gave."""
+    def restored(self) -> None:
+        """``memory`` came back from a checkpoint."""
 
     # What a training loop may want.
 
@@ -137,15 +126,14 @@ class HalfWeights:
     def _adopt(self, parameters: list[nn.Parameter]) -> None:
         """Put twins in the places of half weights (in place: LBFGS keeps this list)."""
         for place, weight in enumerate(parameters):
-            half_dtype = self._target.get(weight, weight.dtype)
+            half_dtype = self._becomes.get(weight, weight.dtype)
             if half_dtype in HALF_DTYPES:
-                twin = twin_of(weight)
-                parameters[place] = twin = (
-                    give_twin(weight, half_dtype) if twin is None else twin
-                )
+                parameters[place] = twin = give_twin(weight, half_dtype)
                 self._move_state(weight, twin)
                 self.weights.append(weight)
                 self.twins.append(twin)
+                self.adopted(weight, twin)
+        self._finish()
 
     def _move_state(self, weight: nn.Parameter, twin: nn.Parameter) -> None:
         """An optimizer that has stepped before keeps its moments, in float32."""
@@ -155,61 +143,53 @@ class HalfWeights:
             self.optimizer.state[twin] = state_fp32
 
     def _hook_into_optimizer(self) -> None:
-        optimizer = self.optimizer
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
-        optimizer.register_state_dict_post_hook(self._save)
-        optimizer.register_load_state_dict_pre_hook(self._check)
-        optimizer.register_load_state_dict_post_hook(self._restore)
-        # torch has no hook for this one, so the method of this one object is replaced.
-        optimizer.add_param_group = self.add_param_group  # type: ignore[method-assign]
+        self.optimizer.register_step_pre_hook(self._before_step)
+        self.optimizer.register_step_post_hook(self._after_step)
+        OptimizerMemory(
+            self.optimizer, self.memory_key, self._current_memory, self._restored
+        )
+        # torch has no hook for this, so this one object gets a method of its own.
+        self.optimizer.add_param_group = self.add_param_group  # type: ignore[method-assign]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         for weight in self.weights:
             move_gradient(weight)  # one that was put there by hand, not by autograd
-        self.raise_twins()
-        args = tuple(self._lowering_first(value) for value in args)
-        return args, {name: self._lowering_first(v) for name, v in kwargs.items()}
+        self._current_memory()
+        self.unpack()
+        args = tuple(self._packing_first(value) for value in args)
+        return args, {name: self._packing_first(v) for name, v in kwargs.items()}
 
-    def _lowering_first(self, argument: Any) -> Any:
+    def _packing_first(self, argument: Any) -> Any:
         """A closure runs the model inside the step: show it where the twins are."""
 
         def closure() -> Any:
-            self.lower_weights()
+            self.pack()
             return argument()
 
         return closure if callable(argument) else argument
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.lower_weights()
+        self.pack()
+        self._finish()
 
-    def _save(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        state_dict[self.state_key] = self.saved_state()
+    def _finish(self) -> None:
+        self.release()
+        self._versions = self._versions_now()
 
-    def _check(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        self._loading = state_dict.get(self.state_key)
-        if self._loading is not None:
-            self.check_state(self._loading)
+    def _restored(self) -> None:
+        self.restored()
+        self._versions = self._versions_now()
 
-    def _restore(self, optimizer: Optimizer) -> None:
-        if self._loading is not None:
-            self.restore_state(self._loading)
+    def _current_memory(self) -> list[Tensor]:
+        """``memory``, after a look at whether somebody has written to the weights."""
+        if self._versions != self._versions_now():
+            self.follow()
+            self._versions = self._versions_now()
+        return self.memory
 
-
-def _outermost(
-    module: nn.Module, kinds: tuple[type[nn.Module], ...]
-) -> Iterator[nn.Module]:
-    """The modules of these kinds in ``module`` that are in no other such module."""
-    if isinstance(module, kinds):
-        yield module
-    else:
-        for child in module.children():
-            yield from _outermost(child, kinds)
-
-
-def _float32_weights(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
-    weights = (weight for module in modules for weight in module.parameters())
-    return {weight for weight in weights if weight.dtype == torch.float32}
+    def _versions_now(self) -> list[int]:
+        """How often each weight was written to in place, as autograd counts it."""
+        return [weight._version for weight in self.weights]
 
 
 _NOT_HALF = (

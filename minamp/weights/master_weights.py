@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from minamp.weights.half_weights import HalfWeights
-from minamp.weights.twins import HALF_DTYPES, twin_of
+from minamp.weights.twins import HALF_DTYPES, best_known, twin_of
 
 
 class MasterWeights(HalfWeights):
@@ -60,19 +60,31 @@ class MasterWeights(HalfWeights):
     of the model is a plain half model, without masters.
     """
 
-    state_key = "master_weights"
+    memory_key = "master_weights"
 
-    def prepare(self) -> None:
-        self._versions = _versions(self.weights)
-        for module in self.model.modules():
-            module.register_load_state_dict_pre_hook(_load_float32_into_masters)
+    def adopted(self, weight: nn.Parameter, twin: nn.Parameter) -> None:
+        self.memory.append(twin.detach())
+
+    @torch.no_grad()
+    def pack(self) -> None:
+        # One call for all: on a GPU a few kernel launches instead of thousands.  It has
+        # no public name, but torch's own optimizers are built on it.
+        torch._foreach_copy_([*self.weights], self.memory)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        for weight, master in zip(self.weights, self.memory, strict=True):
+            master.copy_(best_known(weight, master))
+
+    def restored(self) -> None:
+        self.pack()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's ``state_dict``, with float32 masters for its half weights.
 
         It loads into a plain float32 model, and back into this one, to the bit.
         """
-        self._follow_weights()
+        self._current_memory()
         state: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
         for name, value in state.items():
             master = twin_of(value)
@@ -81,50 +93,6 @@ class MasterWeights(HalfWeights):
             elif isinstance(value, nn.Parameter) and value.dtype in HALF_DTYPES:
                 state[name] = value.detach().float()  # frozen, so it has no master
         return state
-
-    def raise_twins(self) -> None:
-        self._follow_weights()
-
-    @torch.no_grad()
-    def lower_weights(self) -> None:
-        # One call for all: on a GPU a few kernel launches instead of thousands.  It has
-        # no public name, but torch's own optimizers are built on it.
-        torch._foreach_copy_([*self.weights], [*self.twins])
-        self._versions = _versions(self.weights)
-
-    def saved_state(self) -> list[Tensor]:
-        self._follow_weights()
-        return [master.detach() for master in self.twins]
-
-    def check_state(self, state: Any) -> None:
-        there = [master.shape for master in self.twins]
-        saved = [getattr(master, "shape", None) for master in state]
-        if saved != there:
-            raise ValueError(_OTHER_MASTERS.format(saved=saved, there=there))
-
-    @torch.no_grad()
-    def restore_state(self, state: Any) -> None:
-        for master, saved in zip(self.twins, state, strict=True):
-            master.copy_(saved)
-        self.lower_weights()
-
-    @torch.no_grad()
-    def _follow_weights(self) -> None:
-        """Take over weights that somebody has written to since we did.
-
-        Only where a weight is not its rounded master: elsewhere the master knows more.
-        """
-        if self._versions == _versions(self.weights):
-            return
-        for weight, master in zip(self.weights, self.twins, strict=True):
-            agrees = master.to(weight.dtype) == weight
-            master.copy_(torch.where(agrees, master, weight.float()))
-        self._versions = _versions(self.weights)
-
-
-def _versions(weights: list[nn.Parameter]) -> list[int]:
-    """How often each weight has been written to in place, as autograd counts it."""
-    return [weight._version for weight in weights]
 
 
 @torch.no_grad()
@@ -138,9 +106,3 @@ def _load_float32_into_masters(
             continue
         if value.shape == master.shape and value.dtype not in HALF_DTYPES:
             master.copy_(value)
-
-
-_OTHER_MASTERS = (
-    "the checkpoint has {saved} master weights where this optimizer has {there}: it "
-    "comes from another model or another order of parameters.  Nothing was loaded."
-)

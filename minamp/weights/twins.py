@@ -32,12 +32,14 @@ def twin_of(weight: Tensor) -> nn.Parameter | None:
 
 
 def give_twin(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    """Make ``weight`` a parameter of ``dtype`` with a float32 twin; return the twin.
+    """Make ``weight`` a parameter of ``dtype``; return its float32 twin, a new one.
 
     The weight stays the same object, wherever the model holds it.  If it was float32,
-    its memory becomes the twin's, so no bit is lost.  Its gradient moves along.
+    its memory becomes the twin's, so no bit is lost.  If it had a twin, its bits and
+    its role go to the new one.  The gradient moves along.
     """
-    twin = nn.Parameter(weight.detach().float(), requires_grad=weight.requires_grad)
+    value_fp32 = best_known(weight.detach(), twin_of(weight))
+    twin = nn.Parameter(value_fp32, requires_grad=weight.requires_grad)
     weight.data = weight.detach().to(dtype)
     weight.twin = twin  # type: ignore[attr-defined]
     weight.requires_grad_(True)  # the hook asks for it, and stays when it is taken back
@@ -45,6 +47,23 @@ def give_twin(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     weight.requires_grad_(twin.requires_grad)
     move_gradient(weight)
     return twin
+
+
+def best_known(weight: Tensor, master: Tensor | None) -> Tensor:
+    """The float32 value behind ``weight``: ``master``, wherever that rounds to it.
+
+    Elsewhere somebody has written to the weight since, and the weight is all we know.
+    """
+    if master is None:
+        return weight.float()
+    fits = master.detach().to(weight.dtype) == weight
+    return torch.where(fits, master.detach(), weight.float())
+
+
+def empty(twin: nn.Parameter) -> None:
+    """Free the memory of ``twin``, but not its gradient; whoever reads it reads NaN."""
+    nothing = torch.full((), torch.nan, device=twin.device)
+    twin.data = nothing.expand(twin.shape)
 
 
 def move_gradient(weight: Tensor) -> None:
