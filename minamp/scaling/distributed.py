@@ -12,20 +12,17 @@ Ranks agree on the scale because they start with the same one and see the same h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor
 from torch.optim import Optimizer
 
 from minamp.scaling.found_inf import FoundInf, combined, parameters_of
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-else:
-    # A torch built without torch.distributed has no such class, and no ranks either.
-    ProcessGroup = Any
+# A torch.distributed.ProcessGroup; a torch built without torch.distributed has no such
+# class, and no ranks either.
+ProcessGroup = Any
 
 
 def agree_on_found_inf(

@@ -3,10 +3,13 @@
 Peers hard-code one answer each (raise, clamp, fall to 0), and users of each want
 another. So it is a choice, made with `min_scale` and `at_floor`:
 
-    "below"   go on below `min_scale`, as torch.amp does (down to 2**-126, never to 0)
     "hold"    keep `min_scale` and skip, in silence
     "warn"    keep it, and warn once
     "raise"   keep it, and raise FloatingPointError with the parameters to blame
+    "below"   warn once, and go on below it
+
+The default is to hold 2**-126, which is no floor in practice: as torch.amp, but the
+scale never becomes 0.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Literal, get_args
 from minamp.scaling.scale_rule import SMALLEST_SCALE
 from minamp.scaling.settings import ScalerSettingError
 
-AtFloor = Literal["below", "hold", "warn", "raise"]
+AtFloor = Literal["hold", "warn", "raise", "below"]
 
 
 def check_policy(at_floor: str) -> None:

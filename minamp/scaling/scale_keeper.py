@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from minamp.scaling import settings
-from minamp.scaling.distributed import ProcessGroup
 from minamp.scaling.floor import AtFloor, check_policy, floor_of
 from minamp.scaling.iteration import Iteration, OptimizerState, fresh_states
 from minamp.scaling.no_scaler import NoLossScaler, otherwise
-from minamp.scaling.scale_rule import LARGEST_SCALE, ScaleState
+from minamp.scaling.scale_rule import LARGEST_SCALE, SMALLEST_SCALE, ScaleState
 from minamp.scaling.tolerance import Tolerance, new_counters
 
 
@@ -32,12 +31,12 @@ class ScaleKeeper:
         growth_interval: int = 2000,
         enabled: bool = True,
         *,
-        min_scale: float = 1.0,
+        min_scale: float = SMALLEST_SCALE,
         max_scale: float = LARGEST_SCALE,
-        at_floor: AtFloor = "below",
+        at_floor: AtFloor = "hold",
         tolerance: Tolerance | None = None,
         blame_after: int | None = None,
-        process_group: ProcessGroup | None = None,
+        process_group: Any = None,
     ) -> None:
         kind = device if device is not None else settings.default_device_type()
         self._device = torch.device(kind).type
@@ -57,6 +56,7 @@ class ScaleKeeper:
         self._was_loaded = False
         if enabled:
             check_policy(at_floor)
+            settings.check_bounds(min_scale, max_scale)
             settings.check_new_scaler(self._rule())
 
     def _begin_anew(self) -> None:

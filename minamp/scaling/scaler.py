@@ -164,7 +164,6 @@ class DynamicLossScaler(UpdatingScaler):
             RuntimeError: called twice in an iteration; or a mistake of `mistakes.py`.
             ValueError: a gradient is float16.
         """
-        self._check_scale_growth_tracker("step")
         state = self._state_of(optimizer)
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError(
@@ -176,7 +175,10 @@ class DynamicLossScaler(UpdatingScaler):
         closure, args, kwargs = take_closure(args, kwargs)
         if closure is not None:
             result = step_with_closure(self, optimizer, state, closure, *args, **kwargs)
-        elif getattr(optimizer, "_step_supports_amp_scaling", False):
+            state["stage"] = OptState.STEPPED
+            return result
+        self._check_scale_growth_tracker("step")
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
             result = step_on_device(self, optimizer, state, *args, **kwargs)
         else:
             if state["stage"] is OptState.READY:

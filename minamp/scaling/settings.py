@@ -64,7 +64,6 @@ def check_state(settings: ScaleState) -> None:
             f"growth_interval is {settings.growth_interval}: it counts clean steps, so "
             "it is at least 1. Write 2000, or 2**31 - 1 for a scale that never grows."
         )
-    _check_bounds(settings.min_scale, settings.max_scale)
 
 
 def check_scale(scale: float) -> None:
@@ -77,7 +76,8 @@ def check_scale(scale: float) -> None:
         )
 
 
-def _check_bounds(min_scale: float, max_scale: float) -> None:
+def check_bounds(min_scale: float, max_scale: float) -> None:
+    """The bounds of a scale are scales themselves, in this order."""
     if not SMALLEST_SCALE <= min_scale <= max_scale <= LARGEST_SCALE:
         raise ScalerSettingError(
             f"min_scale is {min_scale} and max_scale is {max_scale}: write bounds with "

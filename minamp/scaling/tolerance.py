@@ -9,9 +9,9 @@ last *grew*, however far apart. With n=2 and overflows at steps 10 and 900, Mega
 backs off at 900; and having run out, it backs off at every single overflow from then on,
 until the scale grows. `InARow(2)` does neither.
 
-`Share(bound)`: when overflows make up at least that share of the steps since the scale
-last changed, as fairseq's `fp16-scale-tolerance`. Share(0.05) bears one overflow in
-more than twenty steps.
+`Share(bound)`: when overflows make up at least that share of the steps since the last
+back-off, as fairseq's `fp16-scale-tolerance` (which counts anew after growth, too).
+Share(0.05) bears one overflow in more than twenty steps.
 """
 
 from __future__ import annotations
@@ -31,9 +31,6 @@ class Tolerance(Protocol):
     def backs_off(self, counters: Tensor, found_inf: Tensor) -> Tensor:
         """Count this step in place; then, bool and 0-dim: lower the scale if it was
         an overflow?"""
-
-    def scale_changed(self, counters: Tensor, changed: Tensor) -> None:
-        """Told after each update, `changed` bool and 0-dim."""
 
 
 def new_counters(device: torch.device) -> Tensor:
@@ -57,13 +54,10 @@ class InARow:
         counters[0] = (counters[0] + 1) * found_inf
         return counters[0] >= self.overflows
 
-    def scale_changed(self, counters: Tensor, changed: Tensor) -> None:
-        """A row goes on when the scale falls: the next overflow is one more of it."""
-
 
 @dataclass(frozen=True)
 class Share:
-    """Back off when overflows reach this share of the steps since the last change."""
+    """Back off when overflows reach this share of the steps since the last back-off."""
 
     bound: float
 
@@ -77,7 +71,6 @@ class Share:
     def backs_off(self, counters: Tensor, found_inf: Tensor) -> Tensor:
         counters[0] += 1
         counters[1] += found_inf
-        return counters[1] >= self.bound * counters[0].double()
-
-    def scale_changed(self, counters: Tensor, changed: Tensor) -> None:
-        counters.masked_fill_(changed, 0)
+        too_many = counters[1] >= self.bound * counters[0].double()
+        counters.masked_fill_(found_inf & too_many, 0)  # the scale falls: count anew
+        return too_many

@@ -8,6 +8,8 @@ scale by hand; and what is said when the scale cannot fall any further (`floor.p
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from minamp.scaling.device_rule import update_scale_
 from minamp.scaling.diagnosis import blame, report
 from minamp.scaling.iteration import alive
 from minamp.scaling.no_scaler import NoLossScaler, otherwise
+from minamp.scaling.scale_rule import next_state
 from minamp.scaling.settings import check_scale
 
 NEW_SCALE = (
@@ -66,19 +69,32 @@ class UpdatingScaler(Bookkeeper):
         if self._scale is None or not flags:
             return None
         device = self._scale.device
-        return torch.stack([f.to(device, non_blocking=True) for f in flags]).any()
+        flags = [flag.to(device, non_blocking=True) for flag in flags]
+        return (flags[0] if len(flags) == 1 else torch.stack(flags).amax(0)).bool()
 
     def _adapt_scale(self, found_inf: Tensor) -> None:
         scale, growth_tracker = self._check_scale_growth_tracker("update")
-        back_off, old_scale = found_inf, scale.clone()
-        if self._iteration.found_inf is not False:  # known to be False: no need to ask
-            back_off = not_the_scale.scale_is_at_fault(self._iteration, scale.device)
+        back_off = self._backs_off(found_inf)
+        if scale.is_cpu and not torch.compiler.is_compiling():
+            # Nobody waits for the CPU: the rule itself can be asked.
+            now = (scale.item(), growth_tracker.item())
+            state = replace(self._rule(), scale=now[0], growth_tracker=int(now[1]))
+            state = next_state(state, bool(found_inf), bool(back_off))
+            scale.fill_(state.scale)
+            growth_tracker.fill_(state.growth_tracker)
+        else:
+            update_scale_(scale, growth_tracker, found_inf, back_off, self._rule())
+
+    def _backs_off(self, found_inf: Tensor) -> Tensor:
+        """Shall the scale be lowered if this was an overflow? bool, 0-dim."""
+        back_off = found_inf
+        if self._iteration.found_inf is not False:  # else known to be no overflow
+            device = found_inf.device
+            back_off = not_the_scale.scale_is_at_fault(self._iteration, device)
         if self._tolerance is not None and self._tolerance_counters is not None:
             counters = self._tolerance_counters
             back_off = back_off & self._tolerance.backs_off(counters, found_inf)
-        update_scale_(scale, growth_tracker, found_inf, back_off, self._rule())
-        if self._tolerance is not None and self._tolerance_counters is not None:
-            self._tolerance.scale_changed(counters, scale != old_scale)
+        return back_off
 
     def _set_scale(self, new_scale: float | Tensor) -> None:
         if isinstance(new_scale, Tensor):
@@ -97,13 +113,13 @@ class UpdatingScaler(Bookkeeper):
     def _blame_at_floor(self, found_inf: Tensor | None) -> str | None:
         """Who is to blame, if this is an overflow at the floor and that shall be said.
 
-        Asking waits for the device; only the policies "warn" and "raise" ask.
+        Asking waits for the device; the policy "hold" does not ask.
         """
-        if self._at_floor not in ("warn", "raise") or found_inf is None:
+        if self._at_floor == "hold" or found_inf is None:
+            return None
+        if self._at_floor != "raise" and self._has_warned_at_floor:
             return None
         if not found_inf.item() or self.get_scale() > self._min_scale:
-            return None
-        if self._at_floor == "warn" and self._has_warned_at_floor:
             return None
         self._has_warned_at_floor = True
         optimizers = alive(list(self._iteration.stepped.values()))

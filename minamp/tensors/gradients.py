@@ -17,6 +17,7 @@ magnitude) is asked at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -60,14 +61,14 @@ def by_device_and_dtype(tensors: Iterable[Tensor]) -> Groups:
 def nonfinite(tensors: Sequence[Tensor]) -> Tensor:
     """1.0 if any element of any tensor is inf or NaN, else 0.0; exact, float32, 0-dim.
 
-    The tensors have one device and one dtype (see `by_device_and_dtype`), and so has the
-    answer its device: asking does not synchronise an accelerator with the host.
+    The tensors have one device and one dtype (see `by_device_and_dtype`). The answer
+    is on their device: asking does not synchronise an accelerator with the host.
     """
     if torch.compiler.is_compiling():
         return _nonfinite_elementwise(tensors)
     if tensors[0].is_cpu:
-        suspicious = not sum_of_squares(tensors).isfinite().item()
-        return _nonfinite_elementwise(tensors) if suspicious else torch.zeros(())
+        certainly_finite = math.isfinite(sum_of_squares(tensors))
+        return torch.zeros(()) if certainly_finite else _nonfinite_elementwise(tensors)
     largest = torch._foreach_norm(list(tensors), float("inf"))
     return (~torch.stack(largest).isfinite().all()).to(torch.float32)
 
@@ -78,15 +79,15 @@ def _nonfinite_elementwise(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The 2-norm of all elements of tensors of one device and dtype, 0-dim.
+    """The 2-norm of all elements of tensors of one device and dtype, float64, 0-dim.
 
-    It is finite if every element is; inf or NaN otherwise. float64, so that it can be
-    (sums of 10,000 float32 squares overflow long before their root does).
+    It is finite if and only if every element is (of float64 gradients, if their squares
+    do not overflow either): that is why it is float64.
     """
     if tensors[0].is_cpu and not torch.compiler.is_compiling():
         squares = sum_of_squares(tensors)
-        if squares.isfinite().item():
-            return squares.sqrt()
+        if math.isfinite(squares):
+            return torch.tensor(math.sqrt(squares), dtype=torch.float64)
     return _norm_wide(tensors)
 
 
@@ -98,30 +99,30 @@ def _norm_wide(tensors: Sequence[Tensor]) -> Tensor:
         norms = [torch.linalg.vector_norm(t, dtype=wide) for t in tensors]
     else:
         norms = list(torch._foreach_norm(list(tensors), 2, dtype=wide))
-    total = torch.linalg.vector_norm(torch.stack(norms))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
 
 
-def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum over all elements of g**2 on the CPU, in one reading pass; float64, 0-dim.
+def sum_of_squares(tensors: Sequence[Tensor]) -> float:
+    """The sum over all elements of g**2, on the CPU, in one reading pass.
 
-    A finite answer means that every element is finite. inf or NaN means nothing certain:
-    a square may have overflowed.
+    A finite answer means that every element is finite. inf or NaN means nothing
+    certain: a square may have overflowed.
     """
     if tensors[0].dtype in LOW_PRECISION:
         norms = [torch.linalg.vector_norm(t, dtype=torch.float32) for t in tensors]
-        return torch.stack(norms).double().square().sum()
+        return sum(float(part) ** 2 for part in norms)
     parts = [flat.dot(flat) for flat in _flat_large(tensors)]
     for same_shape in _small_by_shape(tensors):
         for start in range(0, len(same_shape), TENSORS_PER_ACCUMULATOR):
             chunk = same_shape[start : start + TENSORS_PER_ACCUMULATOR]
             parts.append(_accumulated_squares(chunk))
-    return torch.stack(parts).double().sum()
+    return sum(part.item() for part in parts)
 
 
 def _flat_large(tensors: Sequence[Tensor]) -> list[Tensor]:
     large = [tensor.reshape(-1) for tensor in tensors if tensor.numel() > SMALL]
-    return [part for flat in large for part in flat.split(ELEMENTS_PER_DOT)]
+    return [part for flat in large for part in torch.split(flat, ELEMENTS_PER_DOT)]
 
 
 def _small_by_shape(tensors: Sequence[Tensor]) -> Iterable[list[Tensor]]:
