@@ -40,13 +40,15 @@ class KahanSummation(HalfWeights):
     @torch.no_grad()
     def unpack(self) -> None:
         for weight, rest, twin in self._triples():
-            twin.data = weight.float() + rest.float()
+            twin.data = _sum(weight, rest)
 
     @torch.no_grad()
     def pack(self) -> None:
         for weight, rest, twin in self._triples():
-            weight.copy_(twin)
-            rest.copy_(twin - weight.float())
+            # Who was not moved keeps its bits: a tie might be split the other way now.
+            moved = twin != _sum(weight, rest)
+            weight.copy_(torch.where(moved, twin, weight.float()))
+            rest.copy_(torch.where(moved, twin - weight.float(), rest.float()))
 
     def release(self) -> None:
         for twin in self.twins:
@@ -62,3 +64,8 @@ class KahanSummation(HalfWeights):
 
     def _triples(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         return zip(self.weights, self.memory, self.twins, strict=True)
+
+
+def _sum(weight: Tensor, rest: Tensor) -> Tensor:
+    """In float32, where it is exact: a rest reaches at most 16 bits below its weight."""
+    return weight.float() + rest.float()

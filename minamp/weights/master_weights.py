@@ -22,9 +22,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from minamp.weights.half_weights import HalfWeights
 from minamp.weights.twins import HALF_DTYPES, best_known, twin_of
+from minamp.weights.which_weights import NORM_LAYERS
 
 
 class MasterWeights(HalfWeights):
@@ -61,6 +63,18 @@ class MasterWeights(HalfWeights):
     """
 
     memory_key = "master_weights"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        dtype: torch.dtype | None = None,
+        keep_float32: tuple[type[nn.Module], ...] = NORM_LAYERS,
+        float32_outside: bool = False,
+    ) -> None:
+        super().__init__(model, optimizer, dtype, keep_float32, float32_outside)
+        for module in model.modules():
+            module.register_load_state_dict_pre_hook(_load_float32_into_masters)
 
     def adopted(self, weight: nn.Parameter, twin: nn.Parameter) -> None:
         self.memory.append(twin.detach())

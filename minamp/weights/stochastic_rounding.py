@@ -55,7 +55,7 @@ def round_stochastically(value_fp32: Tensor, dtype: torch.dtype) -> Tensor:
     steps = value_fp32 / ulp  # exact, since ulp is a power of two
     low = steps.floor()
     up = torch.rand_like(steps) < steps - low
-    return ((low + up) * ulp).to(dtype)
+    return ((low + up) * ulp).copysign(value_fp32).to(dtype)  # zeros keep their sign
 
 
 def _ulp(value_fp32: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,123 @@
+"""Laws of stochastic rounding: neighbours only, and right on average."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from minamp.scaling.scaler import DynamicLossScaler
+from minamp.weights.stochastic_rounding import (
+    StochasticRounding,
+    _ulp,
+    round_stochastically,
+)
+from oracles import FORMAT_OF, all_patterns, assert_same_bits
+from strategies import numbers
+
+HALVES = (torch.float16, torch.bfloat16)
+both_halves = pytest.mark.parametrize("dtype", HALVES, ids=str)
+IN_RANGE = ("subnormal", "normal", "tie")
+
+
+@both_halves
+def test_every_half_number_is_left_as_it_is(dtype):
+    patterns = all_patterns(FORMAT_OF[dtype])
+    assert_same_bits(round_stochastically(patterns.float(), dtype), patterns)
+
+
+@given(data=st.data(), dtype=st.sampled_from(HALVES))
+def test_ulp_is_the_spacing_of_the_format(data, dtype):
+    fmt = FORMAT_OF[dtype]
+    x = data.draw(numbers(fmt, zones=("zero", *IN_RANGE, "underflow")))
+    # On a power of two the spacing above and below differ: ours is the one above.
+    expected = float(fmt.spacing(x)) if x else float(fmt.smallest_subnormal)
+    assert _ulp(torch.tensor([x]), dtype).item() == expected
+
+
+@given(data=st.data(), dtype=st.sampled_from(HALVES))
+def test_result_is_one_of_the_two_neighbours(data, dtype):
+    fmt = FORMAT_OF[dtype]
+    x = data.draw(numbers(fmt, zones=IN_RANGE))
+    ulp = fmt.spacing(x)
+    low = math.floor(Fraction(x) / ulp) * ulp
+    neighbours = torch.tensor([low, low + ulp], dtype=torch.float64).to(dtype)
+    rounded = round_stochastically(torch.full((16,), x), dtype)
+    assert set(rounded.tolist()) <= set(neighbours.tolist())
+
+
+@given(dtype=st.sampled_from(HALVES), data=st.data())
+def test_share_of_roundings_upward_is_the_fraction_of_the_ulp(data, dtype):
+    """The mean is right: the law of the file, by counting a million coins."""
+    fmt = FORMAT_OF[dtype]
+    x = data.draw(numbers(fmt, zones=("subnormal", "normal")))
+    eighths = data.draw(st.integers(1, 7))
+    value = float(Fraction(x) + fmt.spacing(x) * eighths / 8)
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    trials = 2**16
+    rounded = round_stochastically(torch.full((trials,), value), dtype).double()
+    up = (rounded > value).sum().item()
+    # A count of coins is within 6 standard deviations but once in 500 million times.
+    deviation = math.sqrt(trials * eighths * (8 - eighths)) / 8
+    assert abs(up - trials * eighths / 8) < 6 * deviation
+
+
+@pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan])
+@both_halves
+def test_infinity_and_nan_stay_what_they_are(special, dtype):
+    value = torch.tensor([special])
+    assert_same_bits(round_stochastically(value, dtype), value.to(dtype))
+
+
+class OneWeight(nn.Module):
+    def __init__(self, dtype: torch.dtype, size: int = 4096) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size, dtype=dtype))
+
+
+@both_halves
+def test_updates_under_half_an_ulp_are_kept_on_average(dtype):
+    torch.manual_seed(0)
+    model, lr, steps = OneWeight(dtype), torch.finfo(dtype).eps / 16, 64
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    StochasticRounding(model, optimizer)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (-model.weight.float().sum()).backward()
+        optimizer.step()
+    # Each step moves a weight by a whole ulp with probability 1/16, so 64 steps by 4
+    # ulps with variance 64 * 15/256 < 4: the mean of 4096 is within 6 * 2/64 ulps.
+    moved = (model.weight.double().mean() - 1) / torch.finfo(dtype).eps
+    assert abs(moved.item() - 4) < 6 * 2 / 64
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@both_halves
+def test_skipped_step_leaves_weights_alone(dtype, fused):
+    model = OneWeight(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, fused=fused)
+    ways = StochasticRounding(model, optimizer)
+    scaler = DynamicLossScaler("cpu", init_scale=4.0)
+    for poison in (0.0, math.inf):
+        before = model.weight.detach().clone()
+        optimizer.zero_grad()
+        scaler.scale(model.weight.float().sum()).backward()
+        next(ways.parameters()).grad[0] += poison
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(model.weight, before) == (poison == math.inf)
+
+
+@both_halves
+def test_nothing_but_the_half_weight_is_kept_between_steps(dtype):
+    model = OneWeight(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (twin,) = StochasticRounding(model, optimizer).parameters()
+    assert twin.shape == model.weight.shape
+    assert twin.untyped_storage().nbytes() == 4  # one float32 for all of them
+    assert optimizer.state_dict()["stochastic_rounding"] == []
