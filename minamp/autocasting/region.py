@@ -23,6 +23,7 @@ from minamp.autocasting.graph_regions import (
     leave_region,
     prepare_trace,
 )
+from minamp.autocasting.recompute import teach_torch
 from minamp.autocasting.request import resolve
 from minamp.policy.op_lists import OpLists
 from minamp.policy.torch_lists import torch_lists
@@ -63,6 +64,7 @@ class autocast:  # noqa: N801  (the name is torch's)
 
     def _resolve(self) -> None:
         dtype, enabled, cache_enabled, op_lists = self._asked
+        teach_torch()
         around = dispatch_key.current()
         self.setting = resolve(around, self.device, dtype, enabled, op_lists)
         self.cache_enabled = (

@@ -97,6 +97,13 @@ def overload(op: str) -> torch._ops.OpOverload:
     return getattr(packet, variant or "default")  # type: ignore[no-any-return]
 
 
+def has_overload(op: str) -> bool:
+    """Whether the running PyTorch has an overload called ``op``."""
+    name, _, variant = op.partition(".")
+    packet = getattr(torch.ops.aten, name, None)
+    return packet is not None and (variant or "default") in packet.overloads()
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpLists:
     """One table of ops for each device type; immutable, so it can be shared.
