@@ -3,9 +3,9 @@
     python demos/scaler_passes.py              about a minute on 2 CPU cores
     python demos/scaler_passes.py --quick      a few seconds
 
-The gradients are there already; timed is what the scaler and the optimizer do with them.
-Three ways to end an iteration, four sets of parameters, minamp and torch.amp in turns,
-medians. The sentence at the end is checked, and the exit status says whether it is true.
+The gradients are there already; timed is what scaler and optimizer do with them. Three
+ways to end an iteration, four sets of parameters, minamp and torch.amp in turns, medians.
+The sentence at the end is checked, and the exit status says whether it is true.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def parameters_with_gradients(shapes: list[tuple[int, ...]], device: str) -> lis
     return parameters
 
 
-def iteration(way: str, scaler: Any, optimizer: Any, loss: Tensor) -> Callable[[], None]:
+Run = Callable[[], None]
+
+
+def iteration(way: str, scaler: Any, optimizer: Any, loss: Tensor) -> Run:
     """What is timed: the end of an iteration, in one of the three ways."""
     parameters = optimizer.param_groups[0]["params"]
 
@@ -66,7 +69,7 @@ def iteration(way: str, scaler: Any, optimizer: Any, loss: Tensor) -> Callable[[
     return run
 
 
-def time_in_turns(runs: list[Callable[[], None]], rounds: int, device: str) -> list[float]:
+def time_in_turns(runs: list[Run], rounds: int, device: str) -> list[float]:
     """The median time of each, in milliseconds; they take turns, so share the noise."""
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(rounds):
@@ -90,9 +93,10 @@ def measure(way: str, name: str, rounds: int, device: str) -> tuple[float, float
     # A scale of 1 and a learning rate of 0 change no number but skip no work.
     optimizer = torch.optim.SGD(parameters, lr=0.0, fused=way == "step, fused")
     loss = torch.ones((), device=device, requires_grad=True)
-    settings = {"init_scale": 1.0, "growth_interval": 2**31 - 1}
-    scalers = DynamicLossScaler(device, **settings), torch.amp.GradScaler(device, **settings)
-    runs = [iteration(way, scaler, optimizer, loss) for scaler in scalers]
+    runs = [
+        iteration(way, scaler(device, init_scale=1.0), optimizer, loss)
+        for scaler in (DynamicLossScaler, torch.amp.GradScaler)
+    ]
     ours, theirs = time_in_turns(runs, rounds, device)
     return ours, theirs
 
@@ -104,9 +108,10 @@ def main() -> int:
     parser.add_argument("--device", default=DynamicLossScaler()._device)
     arguments = parser.parse_args()
     rounds = 5 if arguments.quick else arguments.rounds
-    table = Table(title=f"torch {torch.__version__}, {arguments.device}, median of {rounds}")
-    for column in ("gradients", "way", "minamp ms", "torch.amp ms", "ratio", "bound"):
-        table.add_column(column, justify="left" if column in ("gradients", "way") else "right")
+    where = f"torch {torch.__version__}, {arguments.device}"
+    table = Table("gradients", "way", title=f"{where}, medians of {rounds} rounds")
+    for column in ("minamp ms", "torch.amp ms", "ratio", "bound"):
+        table.add_column(column, justify="right")
     too_slow = []
     for name in SHAPES:
         for way, bounds in BOUNDS.items():
@@ -118,8 +123,7 @@ def main() -> int:
                 too_slow.append(f"{way} on {name}: {ratio:.2f} > {bound}")
     console = Console()
     console.print(table)
-    verdict = "Every ratio is within its bound." if not too_slow else "\n".join(too_slow)
-    console.print(verdict)
+    console.print("\n".join(too_slow) or "Every ratio is within its bound.")
     return 0 if arguments.quick else bool(too_slow)
 
 

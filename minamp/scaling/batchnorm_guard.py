@@ -1,8 +1,9 @@
 """Batch-norm statistics of a step that was skipped: put them back.
 
 A skipped step leaves weights and optimizer alone, but the forward pass has been, and it
-has moved `running_mean` and `running_var` towards a batch that overflowed: they are NaN,
-and evaluation is NaN for good, while training, which does not use them, looks fine.
+has moved `running_mean` and `running_var` towards a batch that overflowed: they are
+NaN, and evaluation is NaN for good, while training, which does not use them, looks
+fine.
 
 So keep the statistics of before the first forward pass of an iteration, and when
 `scaler.update()` ends the iteration, take per number the old or the new:
@@ -57,7 +58,7 @@ class BatchNormGuard:
 
     @torch.no_grad()
     def _restore_if_skipped(self, found_inf: Tensor | None) -> None:
-        """`found_inf` is None if the script abandoned the iteration: no step, either."""
+        """`found_inf` is None if the iteration was abandoned: no step, either."""
         for buffer, old in self._kept.items():
             if found_inf is None:
                 buffer.copy_(old)

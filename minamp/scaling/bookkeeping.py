@@ -2,8 +2,8 @@
 
 Which optimizer is at which stage; which steps were taken and which skipped, and why;
 what has to be told when the iteration ends. Nothing here decides anything about the
-training, and (but for `outcome`, `blame` and a warning that was asked for) nothing waits
-for the device.
+training, and (but for `outcome`, `blame` and a warning that was asked for) nothing
+waits for the device.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Bookkeeper(PersistentScaler):
 
     def _state_of(self, optimizer: Optimizer) -> OptimizerState:
         state = self._per_optimizer_states[id(optimizer)]
-        if not torch.compiler.is_compiling():
+        if "optimizer" not in state and not torch.compiler.is_compiling():
             state["optimizer"] = weakref.ref(optimizer)
         return state
 
@@ -124,11 +124,17 @@ class Bookkeeper(PersistentScaler):
             log.record_known(False)
             return
         iteration.skipped.append(weakref.ref(optimizer))
-        at_fault = not_the_scale.scale_is_at_fault(iteration, torch.device("cpu"))
-        log.record_known(True, bool(at_fault))
         if iteration.found_inf is not None:
             iteration.found_inf = True
-        if log.outcome().skipped_in_a_row == self._blame_after:
+        at_fault = not_the_scale.scale_is_at_fault(iteration, torch.device("cpu"))
+        log.record_known(True, bool(at_fault))
+        self._speak_of_skip(optimizer, bool(at_fault))
+
+    def _speak_of_skip(self, optimizer: Optimizer, scale_at_fault: bool) -> None:
+        if not (scale_at_fault or self._iteration.stale or self._has_warned_of_loss):
+            self._has_warned_of_loss = True
+            warnings.warn(not_the_scale.NOT_FINITE_BEFORE, RuntimeWarning, stacklevel=5)
+        if self.outcome(optimizer).skipped_in_a_row == self._blame_after:
             self._warn_of_blame(optimizer)
 
     def _warn_of_blame(self, optimizer: Optimizer) -> None:
@@ -143,7 +149,11 @@ class Bookkeeper(PersistentScaler):
         """Only the device knows the answer of this step; returns it, unread."""
         scale, _ = self._check_scale_growth_tracker("step")
         found_inf = combined(state["found_inf_per_device"], scale.device)
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return found_inf
+        if found_inf.is_cpu:  # where nobody waits
+            self._note_on_host(optimizer, bool(found_inf.item()))
+        else:
             iteration = self._iteration
             iteration.stepped[id(optimizer)] = weakref.ref(optimizer)
             iteration.found_inf = None

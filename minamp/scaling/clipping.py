@@ -1,8 +1,8 @@
 """Clip the gradients of an optimizer in one reading pass and one multiply.
 
-The usual way reads and writes them three times: `unscale_` (check and divide), the norm,
-the multiply. But the norm answers the check as well (it is finite if every gradient is),
-and the two multiplications can be one:
+The usual way reads and writes them three times: `unscale_` (check and divide), the
+norm, the multiply. But the norm answers the check as well (it is finite if every
+gradient is), and the two multiplications can be one:
 
     norm   = |scaled gradients| / scale
     factor = (1 / scale) * min(1, max_norm / norm)
@@ -21,7 +21,7 @@ from minamp.tensors import gradients
 
 
 def clip_and_unscale(
-    values: list[Tensor], inv_scale: Tensor, max_norm: float
+    groups: gradients.Groups, inv_scale: Tensor, max_norm: float
 ) -> tuple[Tensor, FoundInf]:
     """Unscale the gradients in place, clip their common 2-norm, and check them.
 
@@ -30,7 +30,6 @@ def clip_and_unscale(
     one can still see which elements were inf.
     """
     device = inv_scale.device
-    groups = gradients.by_device_and_dtype(values)
     norms = {place: gradients.norm(group) for place, group in groups.items()}
     if not norms:
         return torch.zeros((), device=device), {}

@@ -45,7 +45,8 @@ def blame(optimizer: Optimizer, named: Names | None = None) -> list[Blame]:
     were unscaled show unscaled magnitudes.
 
     Args:
-        named: `model.named_parameters()`, to call the parameters by their names. Without
+        named: `model.named_parameters()`, to call the parameters by their names.
+        Without
             it they are "group 0, parameter 3", in the optimizer's order (or the names
             the optimizer was itself given, torch 2.6 and later).
     """

@@ -8,6 +8,8 @@ is the maximum over all ranks that share the step, taken before anything depends
 Which ranks? Those of the `process_group` given to the scaler; and those of the device
 mesh, if gradients are DTensors (fully_shard, tensor parallel), with no option set.
 Ranks agree on the scale because they start with the same one and see the same history.
+After a stretch where they did not (uneven inputs, so unequal numbers of updates), let
+`agree_on_scale` make them equal before the next common step.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch import Tensor
 from torch.optim import Optimizer
 
-from minamp.scaling.found_inf import FoundInf, combined, parameters_of
+from minamp.scaling.found_inf import FoundInf, combined, is_distributed, parameters_of
 
 # A torch.distributed.ProcessGroup; a torch built without torch.distributed has no such
 # class, and no ranks either.
@@ -48,12 +51,26 @@ def agree_on_found_inf(
 def _groups(
     optimizer: Optimizer, process_group: ProcessGroup | None
 ) -> list[ProcessGroup]:
-    """One process group for each set of ranks the optimizer's gradients are spread on."""
+    """One process group for each set of ranks that share the gradients."""
     if process_group is not None:
         return [process_group]
+    if not is_distributed(optimizer):
+        return []
     groups = {}
     for parameter in parameters_of(optimizer):
         mesh = getattr(parameter, "device_mesh", None)  # only a DTensor has one
         if mesh is not None:
             groups.update({id(group): group for group in mesh.get_all_groups()})
     return list(groups.values())
+
+
+def agree_on_scale(
+    scale: Tensor, growth_tracker: Tensor, process_group: ProcessGroup | None
+) -> None:
+    """Give every rank the smallest scale of all, and the shortest run of clean steps.
+
+    Every rank of the group must call it, and at the same point.
+    """
+    smallest = torch.distributed.ReduceOp.MIN
+    torch.distributed.all_reduce(scale, smallest, process_group)
+    torch.distributed.all_reduce(growth_tracker, smallest, process_group)

@@ -8,11 +8,20 @@ was found there: the host need not know it yet.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import torch
+import torch.distributed
 from torch import Tensor
 from torch.optim import Optimizer
 
-from minamp.tensors import gradients
+from minamp.tensors.gradients import (
+    Groups,
+    by_device_and_dtype,
+    check_and_multiply_,
+    nonfinite,
+    values_of,
+)
 
 FoundInf = dict[torch.device, Tensor]
 
@@ -22,42 +31,39 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def gradients_of(optimizer: Optimizer) -> list[Tensor]:
-    """The values of every gradient the optimizer will read, as dense real tensors.
+def gradients_of(optimizer: Optimizer) -> Groups:
+    """Every gradient the optimizer will read, by device and dtype.
 
-    A sparse gradient that lists an index twice is summed up first, and replaced: the
-    sum may overflow where no part of it does.
+    They are dense real tensors that share memory with the gradients. A sparse gradient
+    that lists an index twice is summed up first, and replaced: the sum may overflow
+    where no part of it does.
     """
-    values = []
+    return by_device_and_dtype(_values_of_gradients(optimizer))
+
+
+def _values_of_gradients(optimizer: Optimizer) -> Iterator[Tensor]:
     for parameter in parameters_of(optimizer):
         grad = parameter.grad
         if grad is None:
             continue
         if grad.is_sparse and not grad.is_coalesced():
             parameter.grad = grad = grad.coalesce()
-        values.append(gradients.values_of(grad))
-    return values
+        yield values_of(grad)
 
 
-def is_distributed(optimizer: Optimizer) -> bool:
-    """Does the optimizer own DTensors, of which this rank has only a part?"""
-    return any(hasattr(p, "device_mesh") for p in parameters_of(optimizer))
-
-
-def refuse_half_gradients(optimizer: Optimizer) -> None:
+def refuse_half_gradients(groups: Groups) -> None:
     """fp16 gradients cannot be unscaled in place: say so before touching anything.
 
     Raises:
-        ValueError: a gradient of the optimizer is float16.
+        ValueError: there are float16 gradients.
     """
-    for parameter in parameters_of(optimizer):
-        if parameter.grad is not None and parameter.grad.dtype is torch.float16:
-            raise ValueError(
-                "Attempting to unscale FP16 gradients. Divided by the scale they "
-                "would underflow, which is what scaling is there to prevent. Keep the "
-                "parameters in float32 and run the forward pass under autocast, or "
-                "give the optimizer float32 masters of a half model (MasterWeights)."
-            )
+    if any(dtype is torch.float16 for _, dtype in groups):
+        raise ValueError(
+            "Attempting to unscale FP16 gradients. Divided by the scale they would "
+            "underflow, which is what scaling is there to prevent. Keep the parameters "
+            "in float32 and run the forward pass under autocast, or give the optimizer "
+            "float32 masters of a half model (MasterWeights)."
+        )
 
 
 def reciprocal(scale: Tensor) -> Tensor:
@@ -67,30 +73,33 @@ def reciprocal(scale: Tensor) -> Tensor:
     return scale.double().reciprocal().float()
 
 
-def unscale_and_check(values: list[Tensor], inv_scale: Tensor) -> FoundInf:
+def unscale_and_check(groups: Groups, inv_scale: Tensor) -> FoundInf:
     """Multiply all gradients in place by `inv_scale`; was one of them not finite?"""
-    found_inf: FoundInf = {}
-    inverses = {inv_scale.device: inv_scale}
-    for (device, _), group in gradients.by_device_and_dtype(values).items():
-        if device not in inverses:
-            inverses[device] = inv_scale.to(device, non_blocking=True)
-        _merge(found_inf, device, gradients.nonfinite(group))
-        gradients.multiply_(group, inverses[device].reshape(()))
-    return found_inf
+
+    def unscale(group: list[Tensor]) -> Tensor:
+        factor = inv_scale.reshape(()).to(group[0].device, non_blocking=True)
+        return check_and_multiply_(group, factor)
+
+    return _by_device(groups, unscale)
 
 
-def check(values: list[Tensor]) -> FoundInf:
+def check(groups: Groups) -> FoundInf:
     """Was one of the gradients not finite? Reads them once and changes nothing."""
+    return _by_device(groups, nonfinite)
+
+
+def _by_device(groups: Groups, question: Callable[[list[Tensor]], Tensor]) -> FoundInf:
+    """A device may hold gradients of several dtypes: one flag for all of them."""
     found_inf: FoundInf = {}
-    for (device, _), group in gradients.by_device_and_dtype(values).items():
-        _merge(found_inf, device, gradients.nonfinite(group))
+    for (device, _), group in groups.items():
+        flag, earlier = question(group), found_inf.get(device)
+        found_inf[device] = flag if earlier is None else torch.maximum(flag, earlier)
     return found_inf
 
 
-def _merge(found_inf: FoundInf, device: torch.device, flag: Tensor) -> None:
-    """A device may hold gradients of several dtypes: one flag for all of them."""
-    earlier = found_inf.get(device)
-    found_inf[device] = flag if earlier is None else torch.maximum(earlier, flag)
+def any_of(found_inf: FoundInf) -> bool:
+    """The answer, on the host. This waits for the devices."""
+    return any(bool(flag.item()) for flag in found_inf.values())
 
 
 def combined(found_inf: FoundInf, device: torch.device) -> Tensor:
@@ -99,3 +108,11 @@ def combined(found_inf: FoundInf, device: torch.device) -> Tensor:
     if not flags:
         return torch.zeros((), device=device)
     return flags[0] if len(flags) == 1 else torch.stack(flags).amax(0)
+
+
+def is_distributed(optimizer: Optimizer) -> bool:
+    """Does the optimizer own DTensors, of which this rank has only a part?"""
+    has_ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return has_ranks and any(
+        hasattr(parameter, "device_mesh") for parameter in parameters_of(optimizer)
+    )

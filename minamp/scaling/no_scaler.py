@@ -21,7 +21,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def otherwise(absent: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Decorate a scaler's method: if the scaler is not enabled, `absent` runs instead."""
+    """Decorate a method: on a scaler that is not enabled, `absent` runs instead."""
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)

@@ -18,7 +18,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from minamp.scaling.found_inf import check, gradients_of
+from minamp.scaling.found_inf import any_of, check, gradients_of
 from minamp.scaling.iteration import Iteration, alive
 
 # What is scaled may be a model's whole output; a loss is small. Looking at more than
@@ -32,10 +32,21 @@ NEVER_ZEROED = (
     "scale is not lowered for this."
 )
 
+NOT_FINITE_BEFORE = (
+    "A step was skipped because the loss was inf or NaN before it was multiplied by "
+    "the loss scale. A smaller scale cannot help, so it is left alone. Look at the "
+    "batch (inputs, labels, an empty mask) and at the forward pass: "
+    "overflow_trace(model) names the first module with an output that is not finite."
+)
+
 
 def note_loss(iteration: Iteration, output: Tensor) -> None:
-    """Keep the loss for later: it is looked at only if the step overflows."""
-    if output.numel() <= LOSS_ELEMENTS:
+    """Keep the loss for later: it is looked at only if the step overflows.
+
+    Once a scaled loss of this iteration has gone backward, it proves nothing: a
+    gradient penalty is made of scaled gradients, so it may be NaN because of the scale.
+    """
+    if not iteration.backwards and output.numel() <= LOSS_ELEMENTS:
         iteration.losses.append(output.detach())
 
 
@@ -48,8 +59,7 @@ def look_for_stale_gradients(iteration: Iteration) -> None:
     if not skipped or _is_capturing():
         return
     for optimizer in alive(skipped):
-        found_inf = check(gradients_of(optimizer))
-        if any(flag.item() for flag in found_inf.values()):
+        if any_of(check(gradients_of(optimizer))):
             iteration.stale = True
             warnings.warn(NEVER_ZEROED, RuntimeWarning, stacklevel=2)
 

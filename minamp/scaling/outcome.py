@@ -10,7 +10,7 @@ the device, is right too, and who does not ask does not wait.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,16 +37,10 @@ class Outcome:
     def after(self, found_inf: bool, scale_at_fault: bool) -> Outcome:
         """The outcome after one more step."""
         if not found_inf:
-            return replace(
-                self, stepped=True, reason="", taken=self.taken + 1, skipped_in_a_row=0
-            )
-        return replace(
-            self,
-            stepped=False,
-            reason=OVERFLOW if scale_at_fault else NOT_THE_SCALE,
-            skipped=self.skipped + 1,
-            skipped_in_a_row=self.skipped_in_a_row + 1,
-        )
+            return Outcome(True, "", self.taken + 1, self.skipped, 0)
+        reason = OVERFLOW if scale_at_fault else NOT_THE_SCALE
+        in_a_row = self.skipped_in_a_row + 1
+        return Outcome(False, reason, self.taken, self.skipped + 1, in_a_row)
 
 
 class OutcomeLog:
@@ -58,7 +52,7 @@ class OutcomeLog:
         self._packed: list[Tensor] = []
 
     def record(self, found_inf: Tensor, scale_at_fault: Tensor) -> None:
-        """Note one step; both are 0-dim tensors of one device, and are not looked at."""
+        """Note one step, unread; both are 0-dim tensors of one device."""
         pair = torch.stack([found_inf.bool(), scale_at_fault.bool()])
         self._unread.append(pair)
         if len(self._unread) == PACK:

@@ -1,9 +1,9 @@
 """Do not lose the batch: play it again at the lower scale. And find a first scale.
 
-A skipped step throws a batch away. With a loss scale that is only a little too high, the
-same batch at half the scale would have been fine. So, if the step can be run again, run
-it again: with the random state of before, so that dropout and augmentation are the same,
-and the batch is the same.
+A skipped step throws a batch away. With a loss scale that is only a little too high,
+the same batch at half the scale would have been fine. So, if the step can be run again,
+run it again: with the random state of before, so that dropout and augmentation are the
+same, and the batch is the same.
 
 The usual first scale of 65536 is a guess; a model that needs less loses its first
 batches finding out, and one that bears more grows towards it 2,000 steps at a time.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from minamp.scaling.found_inf import check, gradients_of
+from minamp.scaling.found_inf import any_of, check, gradients_of
 from minamp.scaling.outcome import OVERFLOW, Outcome
 from minamp.scaling.scaler import DynamicLossScaler
 
@@ -99,9 +99,9 @@ def _largest_clean_exponent(
 def _overflows(optimizer: Optimizer, loss: Loss, scale: float) -> bool:
     optimizer.zero_grad()
     (loss().float() * scale).backward()
-    found_inf = check(gradients_of(optimizer))
+    overflowed = any_of(check(gradients_of(optimizer)))
     optimizer.zero_grad()
-    return any(bool(flag.item()) for flag in found_inf.values())
+    return overflowed
 
 
 class RandomState:

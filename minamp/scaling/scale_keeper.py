@@ -49,6 +49,7 @@ class ScaleKeeper:
         self._at_floor = at_floor
         self._min_scale, self._max_scale = min_scale, max_scale
         self._has_warned_at_floor = False
+        self._has_warned_of_loss = False
         self._tolerance = tolerance
         self._blame_after = blame_after
         self._process_group = process_group
@@ -57,7 +58,7 @@ class ScaleKeeper:
         if enabled:
             check_policy(at_floor)
             settings.check_bounds(min_scale, max_scale)
-            settings.check_new_scaler(self._rule())
+            settings.check_new_scaler(self._settings())
 
     def _begin_anew(self) -> None:
         """Everything that is not saved: tensors, and notes about this iteration."""
@@ -67,16 +68,19 @@ class ScaleKeeper:
         self._per_optimizer_states: dict[int, OptimizerState] = fresh_states()
         self._iteration = Iteration()
 
-    def _rule(self) -> ScaleState:
+    def _settings(self) -> ScaleState:
         """The settings, with the scale that a scaler not yet used starts from."""
+        return self._rule(self._init_scale, self._init_growth_tracker)
+
+    def _rule(self, scale: float, growth_tracker: int) -> ScaleState:
         return ScaleState(
-            scale=self._init_scale,
-            growth_tracker=self._init_growth_tracker,
-            growth_factor=self._growth_factor,
-            backoff_factor=self._backoff_factor,
-            growth_interval=self._growth_interval,
-            min_scale=floor_of(self._min_scale, self._at_floor),
-            max_scale=self._max_scale,
+            scale,
+            growth_tracker,
+            self._growth_factor,
+            self._backoff_factor,
+            self._growth_interval,
+            floor_of(self._min_scale, self._at_floor),
+            self._max_scale,
         )
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
@@ -143,7 +147,7 @@ class ScaleKeeper:
         before = getattr(self, name)
         setattr(self, name, value)
         try:
-            settings.check_state(self._rule())
+            settings.check_state(self._settings())
         except settings.ScalerSettingError:
             setattr(self, name, before)
             raise

@@ -12,8 +12,8 @@ counting are torch.amp.GradScaler's.) Frozen state in, frozen state out: a histo
 overflows is a fold over this function, and can be drawn, replayed and tested without a
 tensor. `device_rule.py` does the same to tensors.
 
-The scale is a float32 number, and so is its reciprocal, which unscales. Hence two bounds
-that hold whatever the settings: it never becomes 0 or subnormal, nor infinite.
+The scale is a float32 number, and so is its reciprocal, which unscales. Hence two
+bounds that hold whatever the settings: it never becomes 0 or subnormal, nor infinite.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DynamicLossScaler: scale the loss, unscale the gradients, skip a step that overflowed.
+"""DynamicLossScaler: scale the loss, unscale the gradients, skip what overflowed.
 
     scaler.scale(loss).backward()     gradients come out multiplied by the scale
     scaler.step(optimizer)            unscales, checks, and steps if all are finite
@@ -24,6 +24,7 @@ from minamp.scaling.clipping import clip_and_unscale
 from minamp.scaling.closures import take_closure
 from minamp.scaling.distributed import agree_on_found_inf
 from minamp.scaling.found_inf import FoundInf
+from minamp.scaling.gradient_penalty import unscaled
 from minamp.scaling.iteration import OptimizerState, OptState
 from minamp.scaling.no_scaler import NoLossScaler, otherwise
 from minamp.scaling.outputs import map_tensors, scaled
@@ -85,17 +86,15 @@ class DynamicLossScaler(UpdatingScaler):
         """
         scale, _ = self._check_scale_growth_tracker("unscale_")
         state = self._ready_to_unscale(optimizer)
-        no_inf_yet = torch.zeros((), device=scale.device)
-        found_by_device = self._unscale_grads_(
-            optimizer, grads.reciprocal(scale), no_inf_yet, False
-        )
+        inv_scale = grads.reciprocal(scale)
+        found_by_device = self._unscale_grads_(optimizer, inv_scale, None, False)
         self._mark_unscaled(state, found_by_device)
 
     def _unscale_grads_(
         self,
         optimizer: Optimizer,
         inv_scale: Tensor,
-        found_inf: Tensor,
+        found_inf: Tensor | None,
         allow_fp16: bool,
     ) -> FoundInf:
         """Multiply the gradients by `inv_scale`; found_inf of each device with any.
@@ -103,11 +102,12 @@ class DynamicLossScaler(UpdatingScaler):
         Trainers override it, for instance to allow fp16 gradients, so it has
         torch.amp's arguments; `found_inf` is not needed here.
         """
-        if not allow_fp16:
-            grads.refuse_half_gradients(optimizer)
         with torch.no_grad():
-            found = grads.unscale_and_check(grads.gradients_of(optimizer), inv_scale)
-        return self._agreed(found, optimizer)
+            groups = grads.gradients_of(optimizer)
+            if not allow_fp16:
+                grads.refuse_half_gradients(groups)
+            found_here = grads.unscale_and_check(groups, inv_scale)
+        return self._agreed(found_here, optimizer)
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> FoundInf:
         """Only look: for optimizers that unscale by themselves."""
@@ -146,12 +146,19 @@ class DynamicLossScaler(UpdatingScaler):
             parameters = grads.parameters_of(optimizer)
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
         state = self._ready_to_unscale(optimizer)
-        grads.refuse_half_gradients(optimizer)
-        norm, found_by_device = clip_and_unscale(
-            grads.gradients_of(optimizer), grads.reciprocal(scale), max_norm
-        )
+        groups = grads.gradients_of(optimizer)
+        grads.refuse_half_gradients(groups)
+        inv_scale = grads.reciprocal(scale)
+        norm, found_by_device = clip_and_unscale(groups, inv_scale, max_norm)
         self._mark_unscaled(state, self._agreed(found_by_device, optimizer))
         return norm
+
+    @otherwise(NoLossScaler.grad)
+    def grad(self, outputs: Any, inputs: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """`torch.autograd.grad` under scaling; see `gradient_penalty.py`."""
+        scaled_grads = torch.autograd.grad(self.scale(outputs), inputs, **kwargs)
+        scale, _ = self._check_scale_growth_tracker("grad")
+        return unscaled(scaled_grads, scale)
 
     @otherwise(NoLossScaler.step)
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -190,10 +197,7 @@ class DynamicLossScaler(UpdatingScaler):
     def _maybe_opt_step(
         self, optimizer: Optimizer, state: OptimizerState, *args: Any, **kwargs: Any
     ) -> Any:
-        found_inf = self._overflowed(state)  # the one place where the host waits
+        # The one place where the host waits.
+        found_inf = grads.any_of(state["found_inf_per_device"])
         self._note_on_host(optimizer, found_inf)
         return None if found_inf else optimizer.step(*args, **kwargs)
-
-    def _overflowed(self, state: OptimizerState) -> bool:
-        found_inf = state["found_inf_per_device"]
-        return any([bool(flag.item()) for flag in found_inf.values()])

@@ -56,8 +56,9 @@ def check_state(settings: ScaleState) -> None:
         )
     if not 0.0 < settings.backoff_factor <= 1.0:
         raise ScalerSettingError(
-            f"backoff_factor is {settings.backoff_factor}: the next overflow would make "
-            "the scale 0 or negative. Write a factor between 0 and 1, such as 0.5."
+            f"backoff_factor is {settings.backoff_factor}: the next overflow would "
+            "make the scale 0 or negative, or larger. Write a factor between 0 and 1, "
+            "such as 0.5."
         )
     if settings.growth_interval < 1:
         raise ScalerSettingError(

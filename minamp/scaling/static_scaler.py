@@ -1,6 +1,7 @@
-"""StaticLossScaler: a scale that never changes; a step that overflowed is still skipped.
+"""StaticLossScaler: a scale that never changes; overflow still skips the step.
 
-For training whose range is known, and for comparing runs with one thing less that moves.
+For training whose range is known, and for comparing runs with one thing less that
+moves.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from minamp.scaling.closures import Closure, OverflowInClosure, step_or_restore
+from minamp.scaling.found_inf import any_of
 from minamp.scaling.iteration import OptimizerState, OptState
 
 if TYPE_CHECKING:
@@ -72,15 +73,15 @@ def step_with_closure(
         loss = closure()
         if scaler._iteration.was_scaled:
             scaler.unscale_(optimizer)
-            if scaler._overflowed(state):
+            if any_of(state["found_inf_per_device"]):
                 raise OverflowInClosure
         return loss
 
     if state["stage"] is OptState.READY and scaler._iteration.backwards:
         scaler.unscale_(optimizer)  # SAM begins with the gradients it finds
-    found_already = scaler._overflowed(state)
+    found_already = any_of(state["found_inf_per_device"])
     if not found_already:
         result = step_or_restore(optimizer, unscaled_closure, *args, **kwargs)
-    skipped = scaler._overflowed(state)
+    skipped = any_of(state["found_inf_per_device"])
     scaler._note_on_host(optimizer, skipped)
     return None if skipped else result

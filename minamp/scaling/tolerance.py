@@ -6,8 +6,8 @@ skipped either way. It counts on the device of the scale, so nothing waits for i
 `InARow(n)`: after n overflows in a row, and at each further one until a clean step.
 Megatron's `hysteresis` sounds the same and is not: it counts overflows since the scale
 last *grew*, however far apart. With n=2 and overflows at steps 10 and 900, Megatron
-backs off at 900; and having run out, it backs off at every single overflow from then on,
-until the scale grows. `InARow(2)` does neither.
+backs off at 900; and having run out, it backs off at every single overflow from then
+on, until the scale grows. `InARow(2)` does neither.
 
 `Share(bound)`: when overflows make up at least that share of the steps since the last
 back-off, as fairseq's `fp16-scale-tolerance` (which counts anew after growth, too).

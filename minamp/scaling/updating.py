@@ -1,14 +1,12 @@
 """The end of an iteration: adapt the scale to what was found, and begin the next one.
 
 The rule is `scale_rule.py`, done on the device by `device_rule.py`. Around it stand the
-cases in which the rule is not asked: the scale is not to blame (`not_the_scale.py`), one
-overflow is borne (`tolerance.py`), the script abandoned the iteration, or it sets the
-scale by hand; and what is said when the scale cannot fall any further (`floor.py`).
+cases in which the rule is not asked: the scale is not to blame (`not_the_scale.py`),
+one overflow is borne (`tolerance.py`), the script abandoned the iteration, or it sets
+the scale by hand; and what is said when the scale cannot fall any further (`floor.py`).
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +15,7 @@ from minamp.scaling import floor, not_the_scale
 from minamp.scaling.bookkeeping import Bookkeeper
 from minamp.scaling.device_rule import update_scale_
 from minamp.scaling.diagnosis import blame, report
+from minamp.scaling.distributed import agree_on_scale
 from minamp.scaling.iteration import alive
 from minamp.scaling.no_scaler import NoLossScaler, otherwise
 from minamp.scaling.scale_rule import next_state
@@ -77,13 +76,12 @@ class UpdatingScaler(Bookkeeper):
         back_off = self._backs_off(found_inf)
         if scale.is_cpu and not torch.compiler.is_compiling():
             # Nobody waits for the CPU: the rule itself can be asked.
-            now = (scale.item(), growth_tracker.item())
-            state = replace(self._rule(), scale=now[0], growth_tracker=int(now[1]))
+            state = self._rule(scale.item(), int(growth_tracker.item()))
             state = next_state(state, bool(found_inf), bool(back_off))
             scale.fill_(state.scale)
             growth_tracker.fill_(state.growth_tracker)
         else:
-            update_scale_(scale, growth_tracker, found_inf, back_off, self._rule())
+            update_scale_(scale, growth_tracker, found_inf, back_off, self._settings())
 
     def _backs_off(self, found_inf: Tensor) -> Tensor:
         """Shall the scale be lowered if this was an overflow? bool, 0-dim."""
@@ -124,3 +122,11 @@ class UpdatingScaler(Bookkeeper):
         self._has_warned_at_floor = True
         optimizers = alive(list(self._iteration.stepped.values()))
         return "\n".join(report(blame(optimizer)) for optimizer in optimizers)
+
+    def agree_on_scale(self) -> None:
+        """Give every rank of the process group the smallest of their scales.
+
+        Without a `process_group`, the default group's ranks. See `distributed.py`.
+        """
+        scale, growth_tracker = self._check_scale_growth_tracker("agree_on_scale")
+        agree_on_scale(scale, growth_tracker, self._process_group)

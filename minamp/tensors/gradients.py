@@ -1,18 +1,19 @@
 """A list of gradients: are all finite, what is their norm, multiply them all.
 
-Memory traffic is the cost here: a gradient of 4 MB takes longer to fetch than to square.
-So there is one reading pass, the *sum of squares*, and it answers two questions:
+Memory traffic is the cost here: a gradient of 4 MB takes longer to fetch than to
+square. So there is one reading pass, the *sum of squares*, and it answers two
+questions:
 
-    norm       = sqrt(sum of g**2)
-    all finite   if the sum is finite, since inf**2 = inf and NaN**2 = NaN cannot cancel.
+    norm       = sqrt(sum of g**2) all finite   if the sum is finite, since inf**2 = inf
+    and NaN**2 = NaN cannot cancel.
 
 The converse fails: the squares of finite gradients may overflow (1e20**2 > 3.4e38). So
 a sum that is not finite starts a second, exact look; that is rare, and never a wrong
 answer. (Tools that stop at a sum report an overflow for the finite [3e38, 3e38].)
 
 A host that may look at the sum before it goes on has to wait for it. On the CPU that is
-free; on an accelerator it would stall the queue, so there the exact question (the largest
-magnitude) is asked at once.
+free; on an accelerator it would stall the queue, so there the exact question (the
+largest magnitude) is asked at once.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from torch import Tensor
 # Below this many elements the call costs more than the work: add tensors of one shape
 # into a common accumulator. Above, `dot` reads each tensor once and writes nothing.
 SMALL = 2**16
-# Long float32 sums lose digits (`dot` over 8M elements is 2e-5 off): start anew after so
-# many elements of a large tensor, or so many small tensors.
-ELEMENTS_PER_DOT = 2**20
+# Large tensors are read in blocks of one megabyte of float32, which a core's cache
+# holds: what is done next with a block finds it there.
+BLOCK = 2**18
+# Long float32 sums lose digits, so start anew after so many small tensors. (The blocks
+# do it for large ones: `dot` over 8M elements would be 2e-5 off.)
 TENSORS_PER_ACCUMULATOR = 256
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -38,19 +41,20 @@ Groups = dict[tuple[torch.device, torch.dtype], list[Tensor]]
 def values_of(grad: Tensor) -> Tensor:
     """The real, dense, local tensor that holds the numbers of a gradient.
 
-    It shares memory with `grad`: the values of a sparse gradient, this rank's shard of a
-    distributed one (DTensor), the real view of a complex one.
+    It shares memory with `grad`: the values of a sparse gradient, this rank's shard of
+    a distributed one (DTensor), the real view of a complex one.
     """
     if type(grad) is not Tensor and hasattr(grad, "to_local"):
         grad = grad.to_local()
     if grad.is_sparse:
-        # `values()` insists on a coalesced tensor; `_values()` is torch's only other way.
+        # `values()` insists on a coalesced tensor; `_values()` is torch's only other
+        # way.
         grad = grad._values()
     return torch.view_as_real(grad) if grad.is_complex() else grad
 
 
 def by_device_and_dtype(tensors: Iterable[Tensor]) -> Groups:
-    """Sort tensors into lists that one multi-tensor call can take; empty ones are left."""
+    """Sort tensors into lists for multi-tensor calls; empty ones are left out."""
     groups: Groups = {}
     for tensor in tensors:
         if tensor.numel():
@@ -122,7 +126,7 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> float:
 
 def _flat_large(tensors: Sequence[Tensor]) -> list[Tensor]:
     large = [tensor.reshape(-1) for tensor in tensors if tensor.numel() > SMALL]
-    return [part for flat in large for part in torch.split(flat, ELEMENTS_PER_DOT)]
+    return [block for flat in large for block in torch.split(flat, BLOCK)]
 
 
 def _small_by_shape(tensors: Sequence[Tensor]) -> Iterable[list[Tensor]]:
@@ -148,12 +152,34 @@ def _accumulated_squares(same_shape: list[Tensor]) -> Tensor:
 def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
     """Multiply tensors of one device and dtype in place by a 0-dim float32 tensor.
 
-    Each product is rounded once, to the dtype of the tensor. For half tensors that takes
-    care: 1/65536**2 underflows in fp16, so the factor must not be rounded before the
-    product is taken.
+    Each product is rounded once, to the dtype of the tensor. For half tensors that
+    takes care: 1/65536**2 underflows in fp16, so the factor must not be rounded before
+    the product is taken.
     """
     if tensors[0].dtype in LOW_PRECISION:
         for tensor in tensors:
             tensor.copy_(tensor.float().mul_(factor))
     else:
         torch._foreach_mul_(tensors, factor)
+
+
+def check_and_multiply_(tensors: list[Tensor], factor: Tensor) -> Tensor:
+    """`nonfinite(tensors)`, then `multiply_(tensors, factor)`; returns the former.
+
+    On the CPU large tensors go through memory once instead of twice: a block is
+    checked, which fetches it, and multiplied before it has left the cache.
+    """
+    if torch.compiler.is_compiling() or not tensors[0].is_cpu:
+        return _check_then_multiply_(tensors, factor)
+    large = [t for t in tensors if t.numel() > SMALL and t.is_contiguous()]
+    blocks = [[b] for t in large for b in torch.split(t.view(-1), BLOCK)]
+    others = [t for t in tensors if t.numel() <= SMALL or not t.is_contiguous()]
+    parts = [*blocks, others] if others else blocks
+    flags = [_check_then_multiply_(part, factor) for part in parts]
+    return flags[0] if len(flags) == 1 else torch.stack(flags).amax(0)
+
+
+def _check_then_multiply_(tensors: list[Tensor], factor: Tensor) -> Tensor:
+    flag = nonfinite(tensors)
+    multiply_(tensors, factor)
+    return flag
