@@ -67,5 +67,5 @@ class KahanSummation(HalfWeights):
 
 
 def _sum(weight: Tensor, rest: Tensor) -> Tensor:
-    """In float32, where it is exact: a rest reaches at most 16 bits below its weight."""
+    """Exact: what was split from one float32 number fits into one again."""
     return weight.float() + rest.float()
