@@ -4,8 +4,8 @@
     python demos/scaler_passes.py --quick      a few seconds
 
 The gradients are there already; timed is what scaler and optimizer do with them. Three
-ways to end an iteration, four sets of parameters, minamp and torch.amp in turns, medians.
-The sentence at the end is checked, and the exit status says whether it is true.
+ways to end an iteration, four sets of parameters, minamp and torch.amp in turns,
+medians. The sentence at the end is checked; the exit status says whether it is true.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ class NoLossScaler:
 
     def grad(self, outputs: Any, inputs: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Return `torch.autograd.grad(outputs, inputs, **kwargs)`."""
-        return torch.autograd.grad(outputs, inputs, **kwargs)
+        grads: tuple[Tensor, ...] = torch.autograd.grad(outputs, inputs, **kwargs)
+        return grads
 
     def outcome(self, optimizer: Optimizer) -> Outcome:
         """Every step is taken; they are not counted."""

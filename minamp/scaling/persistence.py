@@ -44,7 +44,7 @@ class PersistentScaler(ScaleKeeper):
 
         Call it after `update()`. Waits for the device.
         """
-        state = {
+        state: dict[str, Any] = {
             "scale": self.get_scale(),
             "growth_factor": self._growth_factor,
             "backoff_factor": self._backoff_factor,

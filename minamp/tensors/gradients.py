@@ -4,8 +4,8 @@ Memory traffic is the cost here: a gradient of 4 MB takes longer to fetch than t
 square. So there is one reading pass, the *sum of squares*, and it answers two
 questions:
 
-    norm       = sqrt(sum of g**2) all finite   if the sum is finite, since inf**2 = inf
-    and NaN**2 = NaN cannot cancel.
+    norm         sqrt(sum of g**2)
+    all finite   if the sum is: inf**2 = inf and NaN**2 = NaN cannot cancel
 
 The converse fails: the squares of finite gradients may overflow (1e20**2 > 3.4e38). So
 a sum that is not finite starts a second, exact look; that is rare, and never a wrong

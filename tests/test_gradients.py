@@ -1,0 +1,146 @@
+"""Lists of gradients: is every element finite, what is the norm, unscaling."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import oracles
+import strategies
+from minamp.tensors import gradients
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+# One element of each zone where a sum of squares misleads: finite, yet its square is not.
+HUGE = {
+    torch.float32: 3e38,
+    torch.float64: 1.7e308,
+    torch.float16: 65504.0,
+    torch.bfloat16: 3.3e38,
+}
+SIZES = [1, 7, 4096, gradients.SMALL + 1, gradients.BLOCK + 3]
+
+
+def tensors_of(dtype: torch.dtype, sizes: list[int], device: str) -> list[torch.Tensor]:
+    return [torch.linspace(-2, 3, size, device=device).to(dtype) for size in sizes]
+
+
+@pytest.mark.parametrize("poison", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_bad_element_anywhere_is_found(dtype, poison, device):
+    for where in range(len(SIZES)):
+        for place in (0, SIZES[where] // 2, -1):
+            tensors = tensors_of(dtype, SIZES, device)
+            tensors[where][place] = poison
+            assert gradients.nonfinite(tensors).item() == 1.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_finite_gradients_whose_sum_and_squares_overflow_are_no_overflow(dtype, device):
+    tensors = tensors_of(dtype, SIZES, device)
+    for tensor in tensors:
+        tensor[:2] = HUGE[dtype]
+    assert gradients.nonfinite(tensors).item() == 0.0
+
+
+@given(st.lists(strategies.tensors(torch.float32), min_size=1, max_size=6), st.data())
+def test_the_check_is_isfinite_of_every_element_for_any_layout(tensors, data):
+    group = [t for t in tensors if t.numel()]
+    if not group:
+        return
+    if data.draw(st.booleans()):
+        victim = data.draw(st.sampled_from(group))
+        place = tuple(data.draw(st.integers(0, n - 1)) for n in victim.shape)
+        victim[place] = data.draw(st.sampled_from([math.inf, -math.inf, math.nan]))
+    expected = not all(bool(t.isfinite().all()) for t in group)
+    assert gradients.nonfinite(group).item() == expected
+
+
+@given(st.lists(strategies.tensors(torch.float32), min_size=1, max_size=6))
+def test_checking_changes_no_bit(tensors):
+    group = [t for t in tensors if t.numel()]
+    before = [t.clone() for t in group]
+    if group:
+        gradients.nonfinite(group)
+        gradients.norm(group)
+    for tensor, copy in zip(group, before, strict=True):
+        oracles.assert_same_bits(tensor, copy)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_norm_is_that_of_all_elements_in_one_vector(dtype, device):
+    tensors = tensors_of(dtype, SIZES, device)
+    exact = torch.linalg.vector_norm(torch.cat(tensors).double())
+    # A float32 sum of n squares is off by at most n ulps of 2**-24; the blocks keep n
+    # below 2**18, and rounding errors mostly cancel: their root is 2**9.
+    assert gradients.norm(tensors).item() == pytest.approx(exact.item(), rel=2**-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_norm_is_finite_although_squares_overflow(dtype, device):
+    huge = [torch.full((8,), HUGE[dtype], dtype=dtype, device=device)] * 2
+    expected = 4 * huge[0][0].item()
+    assert gradients.norm(huge).item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("poison", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_norm_is_not_finite_if_an_element_is_not(dtype, poison, device):
+    tensors = tensors_of(dtype, SIZES, device)
+    tensors[2][5] = poison
+    assert not math.isfinite(gradients.norm(tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@given(exponent=st.integers(-30, 30))
+@example(exponent=-16)
+def test_multiplying_by_a_power_of_two_is_exact(dtype, exponent):
+    tensor = torch.linspace(-2, 3, 11).to(dtype)
+    expected = tensor * 2.0**exponent
+    gradients.multiply_([tensor], torch.tensor(2.0**exponent))
+    assert torch.equal(tensor, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_gradients_are_rounded_once_after_the_product(dtype, device):
+    """2**-30 is no fp16 number: rounded before the product, everything becomes 0."""
+    tensor = torch.tensor([65504.0, 3.0, -1e4], device=device).to(dtype)
+    factor = torch.tensor(2.0**-30 / 3, device=device)
+    expected = (tensor.double() * factor.double()).to(dtype)
+    gradients.multiply_([tensor], factor)
+    oracles.assert_same_bits(tensor, expected)
+
+
+@pytest.mark.parametrize("poison", [0.0, math.inf, math.nan])
+def test_check_and_multiply_is_check_then_multiply(poison, device):
+    whole = tensors_of(torch.float32, SIZES, device)
+    whole[-1][-1] += poison
+    whole.append(torch.ones(300, 300, device=device).t()[:, 1:])  # large, with gaps
+    parts = [tensor.clone() for tensor in whole]
+    factor = torch.tensor(1 / 3, device=device)
+    expected = gradients.nonfinite(whole)
+    gradients.multiply_(whole, factor)
+    found = gradients.check_and_multiply_(parts, factor)
+    assert found.item() == expected.item()
+    for one, other in zip(whole, parts, strict=True):
+        oracles.assert_same_bits(one, other)
+
+
+def test_tensors_are_sorted_by_device_and_dtype_and_empty_ones_left_out():
+    tensors = [torch.ones(2), torch.ones(0), torch.ones(1).half(), torch.ones(3)]
+    groups = gradients.by_device_and_dtype(tensors)
+    cpu = torch.device("cpu")
+    assert [len(groups[cpu, d]) for d in (torch.float32, torch.float16)] == [2, 1]
+
+
+def test_the_values_of_sparse_and_complex_gradients_share_their_memory():
+    dense = torch.eye(3)
+    sparse = dense.to_sparse().coalesce()
+    gradients.values_of(sparse).mul_(2)
+    assert torch.equal(sparse.to_dense(), 2 * dense)
+    complex_ = torch.ones(2, dtype=torch.complex64)
+    gradients.values_of(complex_).mul_(3)
+    assert torch.equal(complex_, torch.full((2,), 3 + 0j))
