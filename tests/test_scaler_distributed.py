@@ -1,0 +1,138 @@
+"""Two processes, one training: they skip together and have one scale."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from minamp.scaling.scaler import DynamicLossScaler
+from training import Training
+
+RANKS = 2
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (dist.is_available() and dist.is_gloo_available()),
+        reason="this torch was built without the gloo backend of torch.distributed",
+    ),
+]
+
+
+def steps_with_group(rank: int) -> tuple[float, float]:
+    """An overflow that only rank 1 sees, in the second of three steps."""
+    training = Training(process_group=dist.group.WORLD)
+    for poison in (0.0, math.inf * rank if rank else 0.0, 0.0):
+        training.step(poison)
+    return training.steps_taken, training.scaler.get_scale()
+
+
+def fused_steps_with_group(rank: int) -> tuple[float, float]:
+    training = Training(
+        process_group=dist.group.WORLD, optimizer_kwargs={"fused": True}
+    )
+    training.step(math.nan if rank else 0.0)
+    return training.steps_taken, training.scaler.get_scale()
+
+
+def steps_without_group(rank: int) -> tuple[float, float]:
+    training = Training()
+    training.step(math.nan if rank else 0.0)
+    return training.steps_taken, training.scaler.get_scale()
+
+
+def uneven_then_agreed(rank: int) -> float:
+    """Unequal numbers of updates; afterwards the ranks take the smallest scale."""
+    training = Training(growth_interval=2)
+    training.steps("..." if rank else ".....")
+    training.scaler.agree_on_scale()
+    return training.scaler.get_scale()
+
+
+def sharded_steps(rank: int, clips: bool = False) -> tuple[float, float, float]:
+    """fully_shard: the bias has one element, so rank 1's shard of it is empty."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    torch.nn.init.ones_(model.weight)
+    fully_shard(model, mesh=init_device_mesh("cpu", (RANKS,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    scaler, norm = DynamicLossScaler("cpu", init_scale=16.0), torch.zeros(())
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 4)).mean()).backward()
+        if step == 1 and rank == 0:
+            model.weight.grad.to_local()[0, 0] = math.inf
+        if clips:
+            norm = scaler.clip_grad_norm_(optimizer, 100.0)
+        scaler.step(optimizer)
+        scaler.update()
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    weight = model.weight.full_tensor()[0, 0].item()
+    return weight, scaler.get_scale(), norm.item()
+
+
+def sharded_steps_with_clipping(rank: int) -> tuple[float, float, float]:
+    return sharded_steps(rank, clips=True)
+
+
+SCENARIOS = [
+    steps_with_group,
+    fused_steps_with_group,
+    steps_without_group,
+    uneven_then_agreed,
+    sharded_steps,
+    sharded_steps_with_clipping,
+]
+
+
+def run_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    results = {scenario.__name__: scenario(rank) for scenario in SCENARIOS}
+    torch.save(results, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def results():
+    """What each scenario returned, by its name: a list with an entry a rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(run_rank, args=(folder,), nprocs=RANKS)
+        ranks = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(RANKS)]
+    return {name: [rank[name] for rank in ranks] for name in ranks[0]}
+
+
+def test_an_overflow_on_one_rank_skips_on_all_ranks_of_the_group(results):
+    assert results["steps_with_group"] == [(2.0, 512.0)] * RANKS
+
+
+def test_fused_optimizers_skip_on_all_ranks_of_the_group(results):
+    assert results["fused_steps_with_group"] == [(0.0, 512.0)] * RANKS
+
+
+def test_without_a_group_each_rank_goes_its_own_way(results):
+    """What the group is for; a script for one process communicates with nobody."""
+    assert results["steps_without_group"] == [(1.0, 1024.0), (0.0, 512.0)]
+
+
+def test_ranks_with_unequal_histories_agree_on_the_smallest_scale(results):
+    assert results["uneven_then_agreed"] == [2048.0] * RANKS
+
+
+def test_sharded_gradients_need_no_option(results):
+    assert results["sharded_steps"] == [(0.75, 8.0, 0.0)] * RANKS
+
+
+def test_clipping_takes_the_norm_over_all_shards(results):
+    """Gradients are 1 for each of four weights and a bias: the norm is sqrt(5)."""
+    expected = pytest.approx((0.75, 8.0, math.sqrt(5)))
+    assert results["sharded_steps_with_clipping"] == [expected] * RANKS
