@@ -395,7 +395,7 @@ def test_nothing_to_do_is_refused_and_changes_nothing():
     with pytest.raises(ValueError, match=r"what it shall become.*dtype=torch.bfloat16"):
         MasterWeights(model, optimizer)
     assert optimizer.param_groups[0]["params"] == list(model.parameters())
-    assert "zero_grad" not in vars(model)
+    step(model, optimizer)
 
 
 def test_second_call_for_one_optimizer_is_refused():
@@ -404,3 +404,43 @@ def test_second_call_for_one_optimizer_is_refused():
     with pytest.raises(ValueError, match="call this once"):
         MasterWeights(model, optimizer, HALF)
     step(model, optimizer)
+
+
+def test_second_gradient_on_a_half_weight_is_refused():
+    model = small_net()
+    optimizer, _ = with_masters(model)
+    backward(model)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    with pytest.raises(RuntimeError, match="set the master's instead"):
+        optimizer.step()
+
+
+def test_data_parallel_whose_averages_would_be_lost_is_refused():
+    torch.distributed.init_process_group(
+        "gloo", rank=0, world_size=1, store=torch.distributed.HashStore()
+    )
+    try:
+        model = small_net()
+        optimizer, _ = with_masters(model)
+        backward(nn.parallel.DistributedDataParallel(model))
+        with pytest.raises(RuntimeError, match="DistributedDataParallel.*all_reduce"):
+            optimizer.step()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_zero_grad_of_a_part_of_the_model_clears_its_masters_only():
+    model = small_net()
+    with_masters(model)
+    backward(model)
+    model[0].zero_grad()
+    assert twin_of(model[0].weight).grad is None
+    assert twin_of(model[3].weight).grad is not None
+
+
+def test_zero_grad_of_a_compiled_model_clears_the_masters():
+    model = torch.compile(small_net(), backend="eager")
+    _, masters = with_masters(model)
+    backward(model)
+    model.zero_grad()
+    assert all(p.grad is None for p in masters.parameters())

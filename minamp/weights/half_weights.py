@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from minamp.tensors.casting import cast_nested
+from minamp.weights import mistakes
 from minamp.weights.float32_outside import make_float32_outside
 from minamp.weights.optimizer_memory import OptimizerMemory
 from minamp.weights.twins import (
@@ -56,7 +57,7 @@ class HalfWeights:
         float32_outside: bool = False,
     ) -> None:
         if dtype not in (None, *HALF_DTYPES):
-            raise ValueError(_NOT_HALF.format(dtype=dtype))
+            raise ValueError(mistakes.NOT_HALF.format(dtype=dtype))
         self.model, self.optimizer = model, optimizer
         self.weights: list[nn.Parameter] = []
         self.twins: list[nn.Parameter] = []
@@ -67,12 +68,13 @@ class HalfWeights:
         for group in optimizer.param_groups:
             self._adopt(group["params"])
         if not self.weights:
-            raise ValueError(_NOTHING_TO_DO)
+            raise ValueError(mistakes.NOTHING_TO_DO)
         for weight, half_dtype in self._becomes.items():
             if not weight.requires_grad and twin_of(weight) is None:
                 weight.data = weight.detach().to(half_dtype)  # frozen: nothing to learn
         self._hook_into_optimizer()
-        model.zero_grad = partial(zero_grad, model)  # type: ignore[method-assign]
+        for module in model.modules():  # torch has no hook for this one
+            vars(module)["zero_grad"] = partial(zero_grad, module)
         if float32_outside:
             layers = float32_layers(model, keep_float32)
             make_float32_outside(model, self.weights[0].dtype, layers)
@@ -118,7 +120,7 @@ class HalfWeights:
         parameters = self.optimizer.param_groups[-1]["params"]
         if not set(self.weights).isdisjoint(parameters):
             self.optimizer.param_groups.pop()
-            raise ValueError(_TWICE)
+            raise ValueError(mistakes.TWICE)
         self._adopt(parameters)
 
     # The wiring.
@@ -148,16 +150,21 @@ class HalfWeights:
         OptimizerMemory(
             self.optimizer, self.memory_key, self._current_memory, self._restored
         )
-        # torch has no hook for this, so this one object gets a method of its own.
-        self.optimizer.add_param_group = self.add_param_group  # type: ignore[method-assign]
+        vars(self.optimizer)["add_param_group"] = self.add_param_group  # no hook either
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        for weight in self.weights:
-            move_gradient(weight)  # one that was put there by hand, not by autograd
+        self._take_gradients_put_by_hand()
         self._current_memory()
         self.unpack()
         args = tuple(self._packing_first(value) for value in args)
         return args, {name: self._packing_first(v) for name, v in kwargs.items()}
+
+    def _take_gradients_put_by_hand(self) -> None:
+        for weight, twin in zip(self.weights, self.twins, strict=True):
+            if weight.grad is not None:
+                if twin.grad is not None:
+                    raise RuntimeError(mistakes.TWO_GRADIENTS)
+                move_gradient(weight)
 
     def _packing_first(self, argument: Any) -> Any:
         """A closure runs the model inside the step: show it where the twins are."""
@@ -190,19 +197,3 @@ class HalfWeights:
     def _versions_now(self) -> list[int]:
         """How often each weight was written to in place, as autograd counts it."""
         return [weight._version for weight in self.weights]
-
-
-_NOT_HALF = (
-    "half weights were asked for in {dtype}, which is not a 16-bit format: write "
-    "dtype=torch.bfloat16, or dtype=torch.float16 together with a loss scaler."
-)
-_NOTHING_TO_DO = (
-    "the optimizer holds no half weight of this model, so there is nothing to keep in "
-    "float32.  If the model is float32, say what it shall become: "
-    "MasterWeights(model, optimizer, dtype=torch.bfloat16).  Otherwise build the "
-    "optimizer from model.parameters(), and call this once."
-)
-_TWICE = (
-    "a weight of the new parameter group is in this optimizer already: each weight "
-    "belongs to one group.  Leave it out of the new group."
-)

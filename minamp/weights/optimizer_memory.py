@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from minamp.weights import mistakes
+
 
 class OptimizerMemory:
     """Let ``tensors()`` travel under ``key``; call ``restored()`` when they came back.
@@ -52,7 +54,8 @@ class OptimizerMemory:
         here = [tuple(tensor.shape) for tensor in self.tensors()]
         saved = [tuple(tensor.shape) for tensor in self._saved]
         if saved != here:
-            raise ValueError(_OTHERS.format(key=self.key, saved=saved, here=here))
+            message = mistakes.OTHER_MEMORY
+            raise ValueError(message.format(key=self.key, saved=saved, here=here))
 
     @torch.no_grad()
     def _restore(self, optimizer: Optimizer) -> None:
@@ -61,10 +64,3 @@ class OptimizerMemory:
                 tensor.copy_(saved)
             self._saved = None
             self.restored()
-
-
-_OTHERS = (
-    "the {key} of the checkpoint have shapes {saved}, those of this optimizer {here}: "
-    "it was saved from another model, or with the parameters in another order.  Build "
-    "model and optimizer as they were; nothing was loaded."
-)
