@@ -65,6 +65,19 @@ def assert_same_bits(left: Any, right: Any, what: str = "") -> None:
     assert same_bits(left, right), f"{what}: {describe_difference(left, right)}"
 
 
+def assert_same_gradients(
+    ours: torch.Tensor, theirs: torch.Tensor, leaves: Iterable[torch.Tensor]
+) -> None:
+    """The gradients of two outputs for the same leaves, ones flowing in, are equal."""
+    leaves, ones = list(leaves), torch.ones_like(ours)
+    for left, right in zip(
+        torch.autograd.grad(ours, leaves, ones),
+        torch.autograd.grad(theirs, leaves, ones),
+        strict=True,
+    ):
+        assert_same_bits(left, right, "gradient")
+
+
 def describe_difference(left: Any, right: Any) -> str:
     if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
         return f"{left!r} against {right!r}"

@@ -23,14 +23,18 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]
 
 
 class LastOutputOfLSTM(nn.Module):
+    """Cell by cell: the fused kernel of nn.LSTM has no fp16 on many CPUs."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(6, 8, batch_first=True)
+        self.cell = nn.LSTMCell(6, 8)
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        outputs, _ = self.lstm(sequence)
-        return self.head(outputs[:, -1])
+        state = None
+        for x in sequence.unbind(dim=1):
+            state = self.cell(x, state)
+        return self.head(state[0])
 
 
 class MeanOfTransformer(nn.Module):
