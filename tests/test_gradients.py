@@ -14,7 +14,7 @@ import strategies
 from minamp.tensors import gradients
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-# One element of each zone where a sum of squares misleads: finite, yet its square is not.
+# Finite, yet their squares (of fp16: their sum) are not.
 HUGE = {
     torch.float32: 3e38,
     torch.float64: 1.7e308,

@@ -17,7 +17,7 @@ from training import Training
 
 
 class SAM(torch.optim.SGD):
-    """Sharpness-aware minimisation (Foret et al. 2021): climb, look there, step here."""
+    """Sharpness-aware minimisation, Foret et al. 2021: climb, look, step from here."""
 
     def step(self, closure):
         (weight,) = self.param_groups[0]["params"]
@@ -57,9 +57,7 @@ OPTIMIZERS = {
 
 def training_with(name: str, device: str, scaler=None) -> Training:
     make, kwargs = OPTIMIZERS[name]
-    return Training(
-        device, make_optimizer=make, optimizer_kwargs=kwargs, scaler=scaler
-    )
+    return Training(device, make_optimizer=make, optimizer_kwargs=kwargs, scaler=scaler)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -249,7 +247,9 @@ def test_statistics_of_an_abandoned_iteration_are_put_back():
     before = statistics(model)
     scaler.scale(model(torch.full((4, 2), math.nan)))
     scaler.update()
-    assert torch.equal(statistics(model)["norm.running_mean"], before["norm.running_mean"])
+    assert torch.equal(
+        statistics(model)["norm.running_mean"], before["norm.running_mean"]
+    )
 
 
 def test_the_guard_does_nothing_without_a_scaler_that_skips():

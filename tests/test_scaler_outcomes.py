@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minamp.scaling import outcome as outcomes
 from minamp.scaling.diagnosis import blame, report
 from minamp.scaling.outcome import NOT_THE_SCALE, OVERFLOW, Outcome, OutcomeLog
 from minamp.scaling.overflow_trace import overflow_trace
@@ -46,17 +45,27 @@ def test_the_outcome_is_known_before_and_after_update(kind, device):
         assert before.stepped == (poison == 0.0)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
-def test_a_log_read_late_says_what_a_log_read_at_once_says(events):
-    late, at_once = OutcomeLog(), OutcomeLog()
-    outcomes.PACK, pack = 7, outcomes.PACK  # several packs in a short history
-    try:
-        for found_inf, at_fault in events:
-            late.record(torch.tensor(float(found_inf)), torch.tensor(at_fault))
-            at_once.record_known(found_inf, at_fault)
-    finally:
-        outcomes.PACK = pack
-    assert late.outcome() == at_once.outcome()
+@given(events=st.lists(st.tuples(*[st.booleans()] * 3), max_size=20))
+def test_counters_on_the_device_say_what_counters_on_the_host_say(events, device):
+    optimizer = Training().optimizer
+    on_host, mixed = OutcomeLog(optimizer), OutcomeLog(optimizer)
+    for found_inf, at_fault, host_knows in events:
+        on_host.note(found_inf, at_fault)
+        if host_knows:
+            mixed.note(found_inf, at_fault)
+        else:
+            flags = torch.tensor([found_inf, at_fault], device=device)
+            mixed.note_on_device(flags[0].float(), flags[1])
+    assert mixed.outcome() == on_host.outcome()
+
+
+def test_another_optimizer_at_the_same_address_starts_anew():
+    training = Training()
+    training.steps("..")
+    log = training.scaler._log_of(training.optimizer)
+    other = Training().optimizer
+    training.scaler._outcomes[id(other)] = log
+    assert training.scaler.outcome(other) == Outcome()
 
 
 def test_optimizers_have_outcomes_of_their_own(device):

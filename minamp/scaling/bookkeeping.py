@@ -33,9 +33,7 @@ class Bookkeeper(PersistentScaler):
 
     def _begin_anew(self) -> None:
         super()._begin_anew()
-        self._outcomes: weakref.WeakKeyDictionary[Optimizer, OutcomeLog] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._outcomes: dict[int, OutcomeLog] = {}
         self._update_hooks: list[UpdateHook] = []
 
     @otherwise(NoLossScaler.outcome)
@@ -69,9 +67,10 @@ class Bookkeeper(PersistentScaler):
         self._update_hooks.append(hook)
 
     def _log_of(self, optimizer: Optimizer) -> OutcomeLog:
-        if optimizer not in self._outcomes:
-            self._outcomes[optimizer] = OutcomeLog()
-        return self._outcomes[optimizer]
+        log = self._outcomes.get(id(optimizer))
+        if log is None or not log.belongs_to(optimizer):
+            log = self._outcomes[id(optimizer)] = OutcomeLog(optimizer)
+        return log
 
     def _notice(self, output: Tensor, scaled: Tensor) -> None:
         """Remember the loss, and be told when the backward pass of it begins."""
@@ -121,13 +120,13 @@ class Bookkeeper(PersistentScaler):
         log, iteration = self._log_of(optimizer), self._iteration
         iteration.stepped[id(optimizer)] = weakref.ref(optimizer)
         if not found_inf:
-            log.record_known(False)
+            log.note(False)
             return
         iteration.skipped.append(weakref.ref(optimizer))
         if iteration.found_inf is not None:
             iteration.found_inf = True
         at_fault = not_the_scale.scale_is_at_fault(iteration, torch.device("cpu"))
-        log.record_known(True, bool(at_fault))
+        log.note(True, bool(at_fault))
         self._speak_of_skip(optimizer, bool(at_fault))
 
     def _speak_of_skip(self, optimizer: Optimizer, scale_at_fault: bool) -> None:
@@ -150,15 +149,15 @@ class Bookkeeper(PersistentScaler):
         scale, _ = self._check_scale_growth_tracker("step")
         found_inf = combined(state["found_inf_per_device"], scale.device)
         if torch.compiler.is_compiling():
-            return found_inf
-        if found_inf.is_cpu:  # where nobody waits
+            self._log_of(optimizer).note_on_device(found_inf, found_inf)
+        elif found_inf.is_cpu:  # where nobody waits
             self._note_on_host(optimizer, bool(found_inf.item()))
         else:
             iteration = self._iteration
             iteration.stepped[id(optimizer)] = weakref.ref(optimizer)
             iteration.found_inf = None
             at_fault = not_the_scale.scale_is_at_fault(iteration, scale.device)
-            self._log_of(optimizer).record(found_inf, at_fault)
+            self._log_of(optimizer).note_on_device(found_inf, at_fault)
         return found_inf
 
     def _end_iteration(self) -> None:

@@ -2,23 +2,22 @@
 
 `step()` returns what the optimizer returns, so everyone compares scales to find out
 whether it stepped: wrong when the scale cannot fall any further, and a wait for the
-device each time. Here each step leaves its `found_inf` tensor in a log, and only
-reading the log looks into the tensors. So asking about fused optimizers, which skip on
-the device, is right too, and who does not ask does not wait.
+device each time. Here the steps of an optimizer are counted where their outcome is
+known. For a fused optimizer, which skips on the device, that is the device: in-place
+counters, so that steps replayed in a CUDA graph are counted too. Only who asks waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 OVERFLOW = "a gradient was inf or NaN"
 NOT_THE_SCALE = "a gradient was inf or NaN, but not because of the scale"
-# Unread answers are packed so many at a time: an unread log stays small.
-PACK = 1024
 
 
 @dataclass(frozen=True)
@@ -44,33 +43,52 @@ class Outcome:
 
 
 class OutcomeLog:
-    """The outcomes of one optimizer: those already read, and tensors not yet read."""
+    """The outcome of one optimizer, on the host or in counters on a device.
 
-    def __init__(self, outcome: Outcome | None = None) -> None:
-        self._read = outcome or Outcome()
-        self._unread: list[Tensor] = []
-        self._packed: list[Tensor] = []
+    The counters are int64: taken, skipped, skipped in a row, was the last step skipped,
+    was it the scale's fault.
+    """
 
-    def record(self, found_inf: Tensor, scale_at_fault: Tensor) -> None:
-        """Note one step, unread; both are 0-dim tensors of one device."""
-        pair = torch.stack([found_inf.bool(), scale_at_fault.bool()])
-        self._unread.append(pair)
-        if len(self._unread) == PACK:
-            self._packed.append(torch.stack(self._unread))
-            self._unread = []
+    def __init__(self, optimizer: Optimizer) -> None:
+        is_traced = torch.compiler.is_compiling()  # which cannot make weak references
+        self._owner = None if is_traced else weakref.ref(optimizer)
+        self._on_host = Outcome()
+        self._counters: Tensor | None = None
 
-    def record_known(self, found_inf: bool, scale_at_fault: bool = True) -> None:
-        """Note one step whose answer the host has already waited for."""
-        self._read = self.outcome().after(found_inf, scale_at_fault)
+    def belongs_to(self, optimizer: Optimizer) -> bool:
+        """An id may be used again, by another optimizer than was meant."""
+        return self._owner is None or self._owner() is optimizer
+
+    def note(self, found_inf: bool, scale_at_fault: bool = True) -> None:
+        """One step more, whose outcome the host knows."""
+        if self._counters is None:
+            self._on_host = self._on_host.after(found_inf, scale_at_fault)
+        else:
+            device = self._counters.device
+            flags = torch.tensor([found_inf, scale_at_fault], device=device)
+            self.note_on_device(flags[0], flags[1])
+
+    def note_on_device(self, found_inf: Tensor, scale_at_fault: Tensor) -> None:
+        """One step more, whose outcome is in 0-dim tensors of one device, unread."""
+        if self._counters is None:
+            self._counters = self._new_counters(found_inf.device)
+        skipped, one = found_inf.bool().long(), torch.ones_like(self._counters[0])
+        none = one - 1
+        keep = torch.stack([one, one, skipped, none, none])
+        fault = scale_at_fault.long()
+        more = torch.stack([one - skipped, skipped, skipped, skipped, fault])
+        self._counters.mul_(keep).add_(more)
+
+    def _new_counters(self, device: torch.device) -> Tensor:
+        before = self._on_host
+        counts = [before.taken, before.skipped, before.skipped_in_a_row, 0, 0]
+        return torch.tensor(counts, device=device)
 
     def outcome(self) -> Outcome:
-        """Read everything that is new. This is where the host waits for the device."""
-        for found_inf, scale_at_fault in self._new_pairs():
-            self._read = self._read.after(found_inf, scale_at_fault)
-        return self._read
-
-    def _new_pairs(self) -> Iterator[list[bool]]:
-        chunks = self._packed + ([torch.stack(self._unread)] if self._unread else [])
-        self._packed, self._unread = [], []
-        for chunk in chunks:
-            yield from chunk.tolist()
+        """Everything up to now. With counters on a device, this waits for it."""
+        if self._counters is None:
+            return self._on_host
+        taken, skipped, in_a_row, was_skipped, at_fault = self._counters.tolist()
+        reason = OVERFLOW if at_fault else NOT_THE_SCALE
+        reason = reason if was_skipped else ""
+        return Outcome(not was_skipped, reason, taken, skipped, in_a_row)
