@@ -77,6 +77,20 @@ def test_weights_that_are_half_already_keep_their_dtype_norms_too():
     assert {p.dtype for p in masters.parameters()} == {torch.float32}
 
 
+def test_weights_of_recurrent_layers_are_put_in_one_piece_again(monkeypatch):
+    """cuDNN asks for it, and warns at every call until it is done."""
+    flattened = []
+    monkeypatch.setattr(
+        nn.LSTM,
+        "flatten_parameters",
+        lambda lstm: flattened.append({p.dtype for p in lstm.parameters()}),
+    )
+    model = nn.LSTM(2, 3)
+    flattened.clear()
+    with_masters(model)
+    assert flattened == [{HALF}]
+
+
 def test_tied_weight_has_one_master_that_gets_both_gradients():
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -242,6 +256,23 @@ def test_zero_grad_of_model_and_optimizer_clear_the_masters(whose, set_to_none):
         assert set_to_none or not parameter.grad.any()
 
 
+def test_zero_grad_of_a_part_of_the_model_clears_its_masters_only():
+    model = small_net()
+    with_masters(model)
+    backward(model)
+    model[0].zero_grad()
+    assert twin_of(model[0].weight).grad is None
+    assert twin_of(model[3].weight).grad is not None
+
+
+def test_zero_grad_of_a_compiled_model_clears_the_masters():
+    model = torch.compile(small_net(), backend="eager")
+    _, masters = with_masters(model)
+    backward(model)
+    model.zero_grad()
+    assert all(p.grad is None for p in masters.parameters())
+
+
 def test_gradient_put_on_the_half_weight_by_hand_is_used():
     model = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
@@ -264,7 +295,7 @@ def test_sparse_gradients_stay_sparse_and_add_up():
 
 
 def test_memory_of_a_gradient_is_used_again_unless_somebody_holds_it():
-    twin, grad = torch.zeros(3), torch.ones(3, dtype=HALF)
+    twin, grad = torch.zeros(2**23), torch.ones(2**23, dtype=HALF)
     address = float32_copy(grad, twin).data_ptr()
     assert float32_copy(grad, twin).data_ptr() == address
     for hold in (lambda g: g, lambda g: g.detach(), lambda g: g[1:], lambda g: g.data):
@@ -427,20 +458,3 @@ def test_data_parallel_whose_averages_would_be_lost_is_refused():
             optimizer.step()
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_zero_grad_of_a_part_of_the_model_clears_its_masters_only():
-    model = small_net()
-    with_masters(model)
-    backward(model)
-    model[0].zero_grad()
-    assert twin_of(model[0].weight).grad is None
-    assert twin_of(model[3].weight).grad is not None
-
-
-def test_zero_grad_of_a_compiled_model_clears_the_masters():
-    model = torch.compile(small_net(), backend="eager")
-    _, masters = with_masters(model)
-    backward(model)
-    model.zero_grad()
-    assert all(p.grad is None for p in masters.parameters())

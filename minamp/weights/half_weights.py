@@ -46,7 +46,7 @@ from minamp.weights.which_weights import NORM_LAYERS, float32_layers, weights_to
 class HalfWeights:
     """What the three ways to train half weights share; see ``MasterWeights``."""
 
-    memory_key: str
+    memory_key: str  # under which the optimizer's state_dict has `memory`
 
     def __init__(
         self,
@@ -73,8 +73,10 @@ class HalfWeights:
             if not weight.requires_grad and twin_of(weight) is None:
                 weight.data = weight.detach().to(half_dtype)  # frozen: nothing to learn
         self._hook_into_optimizer()
-        for module in model.modules():  # torch has no hook for this one
-            vars(module)["zero_grad"] = partial(zero_grad, module)
+        for module in model.modules():
+            vars(module)["zero_grad"] = partial(zero_grad, module)  # there is no hook
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()  # cuDNN wants them in one piece of memory
         if float32_outside:
             layers = float32_layers(model, keep_float32)
             make_float32_outside(model, self.weights[0].dtype, layers)
@@ -103,7 +105,10 @@ class HalfWeights:
     # What a training loop may want.
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names of the model, parameters of the optimizer: float32, with gradients."""
+        """Names of the model, parameters of the optimizer: float32, with gradients.
+
+        Only masters have values between the steps; other twins read NaN there.
+        """
         return named_twins(self.model)
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -150,7 +155,7 @@ class HalfWeights:
         OptimizerMemory(
             self.optimizer, self.memory_key, self._current_memory, self._restored
         )
-        vars(self.optimizer)["add_param_group"] = self.add_param_group  # no hook either
+        vars(self.optimizer)["add_param_group"] = self.add_param_group  # nor here
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._take_gradients_put_by_hand()

@@ -2,7 +2,8 @@
 
 An optimizer saves what it knows of its parameters, but not the parameters: for those
 it relies on the model's own ``state_dict``.  Float32 masters stand in no model, so they
-would be lost.  Three hooks of the optimizer put a list of tensors beside its own state:
+would be lost.  (apex O2 saved the half weights, widened: a resumed run jumped.)  Three
+hooks of the optimizer put a list of tensors beside its own state:
 
     state_dict()           the list is added under a key of its own
     load_state_dict(...)   first the list is checked, while nothing is loaded yet;

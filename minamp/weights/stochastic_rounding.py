@@ -8,7 +8,8 @@ it on average.  Between its neighbours  low <= x < low + ulp  a value is rounded
 
 A step of a thousandth of an ulp moves one weight in a thousand by a whole ulp.  Nothing
 is kept but the weight, at the price of noise: after n steps about sqrt(n)/2 ulps.
-(Gupta et al., "Deep Learning with Limited Numerical Precision", 2015.)
+(Gupta et al., "Deep Learning with Limited Numerical Precision", 2015.  Elsewhere it is
+a switch of one optimizer, in bfloat16; here it goes with any optimizer, and float16.)
 """
 
 from __future__ import annotations
