@@ -33,6 +33,7 @@ from minamp.autocasting.graph_guards import (
     run_eagerly,
     show,
 )
+from minamp.autocasting.never_compiled import never_compile
 from minamp.autocasting.state import AutocastState, Rules, Setting
 from minamp.autocasting.weight_cache import WeightCache
 from minamp.policy.op_lists import overload
@@ -85,7 +86,7 @@ def kernel_for(op: str) -> Callable[..., Any]:
             if policy and (rules.concerns(args) or rules.concerns(kwargs.values())):
                 break
         else:
-            return plain.redispatch(keyset - KEYS, *args, **kwargs)
+            return _ride_on(plain, keyset - KEYS, args, kwargs)
         if len(rules_now) > 1:
             return _one_device_at_a_time(rules, policy, call, args, kwargs)
         set_excluded(KEY, True)
@@ -95,7 +96,34 @@ def kernel_for(op: str) -> Callable[..., Any]:
         finally:
             set_excluded(KEY, False)
 
+    never_compile(kernel.__code__)
     return kernel
+
+
+def _ride_on(plain: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
+    """The call as if there were no autocast floor, which stays open for calls within.
+
+    A Python number in the place of a tensor (``x + 1``) came wrapped in a tensor that
+    ``redispatch`` cannot make again.  Ops that take one have no listed calls within, so
+    for them the floor may as well be shut.
+    """
+    tensors_expected = _tensor_positions(plain)
+    if any(isinstance(args[i], NUMBERS) for i in tensors_expected if i < len(args)):
+        set_excluded(KEY, True)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            set_excluded(KEY, False)
+    return plain.redispatch(keyset, *args, **kwargs)
+
+
+NUMBERS = (bool, int, float, complex)
+
+
+@functools.cache
+def _tensor_positions(plain: Any) -> tuple[int, ...]:
+    arguments = enumerate(plain._schema.arguments)
+    return tuple(i for i, a in arguments if isinstance(a.type, torch._C.TensorType))
 
 
 def _one_device_at_a_time(

@@ -9,6 +9,8 @@ runs them again, and what comes out has the casts in it and the two calls no mor
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from minamp.autocasting import dispatch_key
@@ -36,6 +38,18 @@ def enter_region(
 def leave_region() -> None:
     """Leave the region entered last, as a call in a graph."""
     dispatch_key.leave(_entered.pop())
+
+
+def leave_eagerly(entered: threading.local) -> None:
+    """Leave a region that was entered eagerly, as Dynamo traces no function so marked.
+
+    The trace may have begun in mid-region, after a graph break.
+    """
+    dispatch_key.leave(entered.stack.pop())
+
+
+# Private: the attribute set by torch.compiler.disable, which would load the compiler.
+leave_eagerly._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def prepare_trace() -> bool:

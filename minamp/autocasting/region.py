@@ -10,21 +10,34 @@ The signature, defaults and queries are those of ``torch.autocast``.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
-from minamp.autocasting import dispatch_key
+from minamp.autocasting import (
+    dispatch_key,
+    graph_guards,
+    graph_regions,
+    recompute,
+    request,
+    state,
+    weight_cache,
+)
 from minamp.autocasting.decorating import run_inside
 from minamp.autocasting.graph_regions import (
     enter_region,
+    leave_eagerly,
     leave_region,
     prepare_trace,
 )
+from minamp.autocasting.never_compiled import never_compile_functions_of
 from minamp.autocasting.recompute import teach_torch
 from minamp.autocasting.request import resolve
+from minamp.autocasting.state import Setting
+from minamp.policy import policies
 from minamp.policy.op_lists import OpLists
 from minamp.policy.torch_lists import torch_lists
 
@@ -59,10 +72,12 @@ class autocast:  # noqa: N801  (the name is torch's)
     ) -> None:
         self.device = device_type
         self._asked = (dtype, enabled, cache_enabled, op_lists)
+        self._entered_in_graph = 0
+        self.setting: Setting | None = None
         if not torch.compiler.is_dynamo_compiling():
             self._resolve()
 
-    def _resolve(self) -> None:
+    def _resolve(self) -> Setting:
         dtype, enabled, cache_enabled, op_lists = self._asked
         teach_torch()
         around = dispatch_key.current()
@@ -72,11 +87,12 @@ class autocast:  # noqa: N801  (the name is torch's)
         )
         # A stack, and one a thread: an instance may be entered again before it is left.
         self._entered = threading.local()
+        return self.setting
 
     @property
     def fast_dtype(self) -> torch.dtype:
         """The dtype of the region, under the name that torch.autocast gives it."""
-        return self.setting.dtype
+        return (self.setting or self._resolve()).dtype
 
     def __enter__(self) -> autocast:
         if torch.compiler.is_dynamo_compiling():
@@ -84,17 +100,22 @@ class autocast:  # noqa: N801  (the name is torch's)
             lists = op_lists.fingerprint if op_lists is not None else ""
             prepare_trace()
             enter_region(self.device, dtype, enabled, cache_enabled, lists)
+            self._entered_in_graph += 1
             return self
-        state = dispatch_key.current().entering(self.setting, self.cache_enabled)
+        # A region made while Dynamo traced, and entered after a graph break, is not
+        # resolved yet.
+        setting = self.setting or self._resolve()
+        inside = dispatch_key.current().entering(setting, self.cache_enabled)
         stack = self._entered.__dict__.setdefault("stack", [])
-        stack.append(dispatch_key.enter(state))
+        stack.append(dispatch_key.enter(inside))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if torch.compiler.is_dynamo_compiling():
+        if self._entered_in_graph:
+            self._entered_in_graph -= 1
             leave_region()
         else:
-            dispatch_key.leave(self._entered.stack.pop())
+            leave_eagerly(self._entered)
 
     def __call__(self, func: F) -> F:
         if not callable(func):
@@ -117,8 +138,8 @@ class autocast:  # noqa: N801  (the name is torch's)
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_entered"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        self.__dict__.update(attributes)
         self._entered = threading.local()
 
 
@@ -153,3 +174,16 @@ def is_autocast_available(device_type: str) -> bool:
 def clear_autocast_cache() -> None:
     """Forget the half copies of all weights now."""
     dispatch_key.weights.clear()
+
+
+never_compile_functions_of(
+    sys.modules[__name__],
+    dispatch_key,
+    graph_guards,
+    graph_regions,
+    policies,
+    recompute,
+    request,
+    state,
+    weight_cache,
+)
