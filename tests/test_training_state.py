@@ -184,6 +184,25 @@ def test_checkpoint_that_does_not_fit_says_why_and_changes_nothing(how, says):
     run.state.load_state_dict(other.state.state_dict())
 
 
+@pytest.mark.parametrize("way", ["masters", "kahan"])
+def test_float32_model_that_is_refused_half_way_leaves_the_masters_alone(way):
+    run = Run(way)
+    run.train(0, 1)
+    plain = small_net().state_dict()
+    plain["3.weight"] = torch.zeros(3, 8)
+    before = copy.deepcopy(run.state.state_dict())
+    with pytest.raises(ValueError, match="(?s)'model' refused.*size mismatch"):
+        run.state.load_state_dict({**before, "model": plain})
+    assert_same_state(run.state.state_dict(), before)
+
+
+def test_model_alone_loads_from_the_checkpoint_of_another_optimizer():
+    saved = Run("autocast").state.state_dict()
+    model = small_net()
+    TrainingState(model=model).load_state_dict(saved)
+    assert_same_state(dict(model.state_dict()), dict(saved["model"]))
+
+
 # --- files --------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ another run that goes on.  Masters are in ``optimizer.state_dict()`` already (ho
 and a run resumed at any step equals the run never stopped, to the bit.
 
 Loading is all or nothing.  The file is checked for damage first, then the parts are
-loaded, and if one refuses, those before it get back what they had.
+loaded, and if one refuses, all get back what they had.
 """
 
 from __future__ import annotations
@@ -71,17 +71,20 @@ class TrainingState:
         """
         names = self._checked_names(state)
         before = copy.deepcopy({name: self.parts[name].state_dict() for name in names})
-        touched = []
         try:
             for name in names:
-                touched.append(name)
-                self.parts[name].load_state_dict(state[name])
-        except BaseException as error:
-            for name in touched:
-                self.parts[name].load_state_dict(before[name])
-            if isinstance(error, Exception):
-                raise ValueError(_REFUSED.format(name=name, error=error)) from error
+                self._load(name, state)
+        except BaseException:
+            # All of them: what a model refuses half-way may have reached masters.
+            for name in names:
+                self._load(name, before)
             raise
+
+    def _load(self, name: str, state: Mapping[str, Any]) -> None:
+        try:
+            self.parts[name].load_state_dict(state[name])
+        except Exception as error:
+            raise ValueError(_REFUSED.format(name=name, error=error)) from error
 
     def save(self, path: str | Path, **notes: Any) -> None:
         """Write a checkpoint; killed at any moment, it leaves the old one or the new.
@@ -116,9 +119,8 @@ class TrainingState:
         missing = self.parts.keys() - state.keys() - {"random"}
         if missing:
             raise ValueError(_MISSING.format(missing=sorted(missing), has=[*state][:9]))
-        here = self._optimizer_classes()
-        saved = state.get(OPTIMIZERS, here)
-        if saved != here:
+        here, saved = self._optimizer_classes(), state.get(OPTIMIZERS, {})
+        if any(saved.get(name, kind) != kind for name, kind in here.items()):
             raise ValueError(_OTHER_OPTIMIZER.format(saved=saved, here=here))
         return [name for name in self.parts if name in state]
 

@@ -7,7 +7,7 @@ it on average.  Between its neighbours  low <= x < low + ulp  a value is rounded
     down  otherwise,                            so that   E[round(x)] = x.
 
 A step of a thousandth of an ulp moves one weight in a thousand by a whole ulp.  Nothing
-is kept but the weight, at the price of noise: after n steps about sqrt(n)/2 ulps.
+is kept but the weight, at the price of noise: after n steps sqrt(n)/2 ulps at most.
 (Gupta et al., "Deep Learning with Limited Numerical Precision", 2015.  Elsewhere it is
 a switch of one optimizer, in bfloat16; here it goes with any optimizer, and float16.)
 """
@@ -25,7 +25,9 @@ class StochasticRounding(HalfWeights):
     """Train half weights alone; called like ``MasterWeights``, which see.
 
     The coin is torch's random generator of the weights' device: seed it, and save it in
-    the checkpoint, as for dropout.  Moments of the optimizer stay float32.
+    the checkpoint, as for dropout (``TrainingState`` does).  Moments of the optimizer
+    stay float32: squares of gradients underflow in float16, and in bfloat16 a decay by
+    0.999 is rounded away.
     """
 
     memory_key = "stochastic_rounding"
@@ -64,8 +66,8 @@ def _ulp(value_fp32: Tensor, dtype: torch.dtype) -> Tensor:
 
     A float32 without its sign and its 23 bits of mantissa is the power of two below it.
     """
-    format = torch.finfo(dtype)
+    half = torch.finfo(dtype)
     power_of_two = (value_fp32.view(torch.int32) & 0x7F800000).view(torch.float32)
-    smallest = format.smallest_normal * format.eps  # the subnormal numbers' distance
+    smallest = half.smallest_normal * half.eps  # the subnormal numbers' distance
     # The upper bound is for infinity and NaN: they shall divide to what they are.
-    return (power_of_two * format.eps).clamp(smallest, torch.finfo(torch.float32).max)
+    return (power_of_two * half.eps).clamp(smallest, torch.finfo(torch.float32).max)
