@@ -121,11 +121,15 @@ def save_figure(drawn: Any, path: Path) -> None:
     console.print(f"figure  {path}")
 
 
-def save_record(path: Path, device: torch.device, results: Any) -> None:
-    """Write `results` as JSON, with all that is needed to read or repeat them."""
+def save_record(
+    path: Path, device: torch.device, results: list[dict[str, Any]]
+) -> None:
+    """Write the results as JSON, one a line, below what is needed to repeat them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"environment": environment(device), "results": results}
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    rows = ",\n".join(json.dumps(result) for result in results)
+    facts = json.dumps(environment(device), indent=1)
+    text = f'{{"environment": {facts},\n"results": [\n{rows}\n]}}\n'
+    path.write_text(text, encoding="utf-8")
     console.print(f"record  {path}")
 
 

@@ -63,7 +63,11 @@ def as_table(traces: list[Trace]) -> Table:
 
 
 def timed(group: list[Trace]) -> list[float]:
-    return [second for trace in group for second in trace.seconds[WARM_UP:]]
+    return [second for trace in group for second in after_warm_up(trace.seconds)]
+
+
+def after_warm_up(seconds: list[float]) -> list[float]:
+    return seconds[min(WARM_UP, len(seconds) - 1) :]
 
 
 def ratio(group: list[Trace], reference: list[Trace]) -> float:
@@ -138,11 +142,12 @@ def draw(traces: list[Trace]) -> Any:
             label = str(trace.contestant)
             above.plot(trace.losses, label=label, **look)
             if trace.contestant.dtype == "fp16":
-                below.plot(trace.scales, label=label, **look)
-        above.set(title=f"{task}: training loss", yscale="log")
-        below.set(title="loss scale of fp16", xlabel="step", yscale="log")
+                below.step(range(len(trace.scales)), trace.scales, **look)
+        above.set_title(f"{task}: training loss")
+        below.set(title="loss scale of fp16", xlabel="step")
         below.set_yscale("log", base=2)
-    axes[0][0].legend(fontsize=8, ncols=2)
+    names, labels = axes[0][0].get_legend_handles_labels()
+    drawn.legend(names, labels, loc="outside lower center", ncols=4, fontsize=9)
     return drawn
 
 

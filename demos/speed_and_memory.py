@@ -30,7 +30,10 @@ MIB = 2**20
 STEPS_A_ROUND = 5
 
 # What we hold minamp to, as shares of torch.amp's time and memory in the same dtype.
-TARGETS = {"minamp autocast": (1.03, 1.0), "minamp masters": (0.97, 1.0)}
+# Masters cannot do with less memory here: where gradients are all there, torch.amp holds
+# 4 bytes of weight and 4 of gradient an element, and has dropped the half copies that it
+# made in the forward; a model of half weights keeps them.  So it is 10 bytes against 8.
+TARGETS = {"minamp autocast": (1.03, 1.0), "minamp masters": (0.97, 1.25)}
 # A small listed call, against torch.amp's; an unlisted one, against outside: the same,
 # but for the noise of measuring a call of a microsecond.
 TARGET_LISTED, TARGET_UNLISTED = 2.0, 1.05
@@ -157,10 +160,7 @@ def main() -> int:
     costs = _calls.call_costs(device, half, batches=5 if args.quick else 100)
     common.console.print(_calls.as_table(costs))
     common.save_figure(draw(measured), args.out / "speed_and_memory.svg")
-    results = {
-        "training": [asdict(one) for one in measured],
-        "calls": [asdict(cost) for cost in costs],
-    }
+    results = [asdict(one) for one in [*measured, *costs]]
     common.save_record(args.out / "speed_and_memory.json", device, results)
     return common.conclude(*finding(measured, costs, judge_times=not args.quick))
 
