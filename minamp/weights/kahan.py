@@ -28,9 +28,9 @@ from minamp.weights.twins import empty
 class KahanSummation(HalfWeights):
     """Train half weights with 16-bit rests; called like ``MasterWeights``, which see.
 
-    The rests are in ``optimizer.state_dict()``, the weights in the model's own.  Moments
-    of the optimizer stay float32: squares of gradients underflow in float16, and in
-    bfloat16 a decay by 0.999 is rounded away.
+    The rests are in ``optimizer.state_dict()``, the weights in the model's own.
+    Moments of the optimizer stay float32: squares of gradients underflow in float16,
+    and in bfloat16 a decay by 0.999 is rounded away.
     """
 
     memory_key = "kahan_rests"
