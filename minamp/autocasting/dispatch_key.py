@@ -39,7 +39,7 @@ from minamp.autocasting.weight_cache import WeightCache
 from minamp.policy.op_lists import overload
 
 # Private, all of it: the dispatcher's thread state has no public Python face.
-KEY = torch._C.DispatchKey.AutocastPrivateUse1
+KEY: Any = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
 KEYS = torch._C.DispatchKeySet(KEY)
 set_included = torch._C._dispatch_tls_set_dispatch_key_included
 set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded

@@ -5,8 +5,8 @@ backward pass.  By then the region has been left, so the piece would run in floa
 its gradients would not be those of the half-precision forward.  PyTorch's checkpoint
 saves and restores the state of *its* autocast; here it learns of ours.
 
-``minamp.checkpoint`` is ``torch.utils.checkpoint.checkpoint`` with the state of autocast
-carried along.  As models call PyTorch's own function deep inside, entering the first
+``minamp.checkpoint`` is ``torch.utils.checkpoint.checkpoint`` with the state of
+autocast carried along.  As models call PyTorch's own function deep inside, entering the first
 region teaches that one as well (``teach_torch``).
 """
 

@@ -66,10 +66,10 @@ def can_work(device_type: str, dtype: torch.dtype) -> bool:
             f"torch.float16, and was given {dtype}: choose one of the two, or write "
             "enabled=False for a region in full precision"
         )
-    if device_type == "cuda" and dtype is torch.bfloat16:
-        if not torch.cuda.is_bf16_supported():
-            raise RuntimeError(
-                "Current CUDA Device does not support bfloat16. Please switch dtype to "
-                "float16."
-            )
+    asks_for_bf16 = device_type == "cuda" and dtype is torch.bfloat16
+    if asks_for_bf16 and not torch.cuda.is_bf16_supported():
+        raise RuntimeError(
+            "Current CUDA Device does not support bfloat16. Please switch dtype to "
+            "float16."
+        )
     return True

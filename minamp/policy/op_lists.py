@@ -170,7 +170,9 @@ class OpLists:
         return OpLists(name, MappingProxyType(tables))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        tables = {device_type: tuple(t.values()) for device_type, t in self.tables.items()}
+        tables = {
+            device_type: tuple(t.values()) for device_type, t in self.tables.items()
+        }
         return op_lists, (self.name, tables)
 
     def __eq__(self, other: object) -> bool:

@@ -8,6 +8,7 @@ that is why the six of PyTorch, and minamp's three more, fit on this page.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -71,9 +72,9 @@ def fp32_dtype_argument(
 ) -> tuple[Args, Kwargs]:
     """``dtype=float32``, unless the caller chose one: the op casts as it reads.
 
-    The first argument alone decides whether the region has a say, as in PyTorch.  Serves
-    both categories with a dtype argument: where the overload has none, the dispatcher
-    floor calls the one that has.
+    The first argument alone decides whether the region has a say, as in PyTorch.  This
+    serves both categories with a dtype argument: where the overload has none, the
+    kernel calls the one that has.
     """
     chosen = any(isinstance(v, torch.dtype) for v in (*args, *kwargs.values()))
     if chosen or not target.is_eligible(args[0]):
@@ -112,7 +113,7 @@ def banned(args: Args, kwargs: Kwargs, target: Target) -> tuple[Args, Kwargs]:
 
 
 def promote_any(args: Args, kwargs: Kwargs, target: Target) -> tuple[Args, Kwargs]:
-    """Everything in the narrowest dtype that holds all inputs (half + bf16: float32)."""
+    """Everything in the narrowest dtype that holds all (half and bf16: float32)."""
     found = [t.dtype for t in eligible_tensors(args, kwargs, target)]
     if len(set(found)) < 2:
         return args, kwargs
@@ -123,7 +124,7 @@ def promote_any(args: Args, kwargs: Kwargs, target: Target) -> tuple[Args, Kwarg
 
 
 def cast_to_self(args: Args, kwargs: Kwargs, target: Target) -> tuple[Args, Kwargs]:
-    """Everything in the dtype of the first argument: that of an in-place op's result."""
+    """Everything in the dtype of the first argument, which an in-place op keeps."""
     if not target.is_eligible(args[0]):
         return args, kwargs
     rest, kwargs = cast_all(args[1:], kwargs, target.caster(args[0].dtype))
@@ -140,24 +141,11 @@ def fp32_if_scalar_lost(
     """
     dtypes = {t.dtype for t in eligible_tensors(args, kwargs, target)}
     halves = [dtype for dtype in dtypes if dtype is not torch.float32]
-    numbers = [n for v in (*args, *kwargs.values()) for n in as_number(v)]
+    values = (*args, *kwargs.values())
+    numbers = [v for v in values if type(v) in (int, float)]  # bool is neither
     if any(is_lost(number, dtype) for number in numbers for dtype in halves):
         return cast_all(args, kwargs, target.to_fp32)
     return args, kwargs
-
-
-def as_number(value: object) -> tuple[float, ...]:
-    """The Python number in ``value``, if it is one; a bool is none.
-
-    The dispatcher hands ``x + 1e-8`` over with the number wrapped in a 0-d float64
-    tensor on the CPU.
-    """
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return (float(value),)
-    if type(value) is torch.Tensor and value.dtype is torch.float64:
-        if value.dim() == 0 and value.is_cpu and not value.requires_grad:
-            return (float(value.detach().numpy()),)
-    return ()
 
 
 def is_lost(number: float, dtype: torch.dtype) -> bool:
@@ -169,10 +157,10 @@ def is_lost(number: float, dtype: torch.dtype) -> bool:
     limits = torch.finfo(dtype)
     size = abs(number)
     past = limits.max * (1 + limits.eps / 4)
-    return 0 < size <= limits.smallest_normal * limits.eps / 2 or past <= size < INF
+    return (
+        0 < size <= limits.smallest_normal * limits.eps / 2 or past <= size < math.inf
+    )
 
-
-INF = float("inf")
 
 POLICIES: dict[Category, Policy] = {
     Category.LOWER_PRECISION_FP: lower_precision_fp,

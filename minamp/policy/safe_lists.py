@@ -18,7 +18,14 @@ from __future__ import annotations
 
 import functools
 
-from minamp.policy.op_lists import Category, OpLists, Row, family, has_overload, op_lists
+from minamp.policy.op_lists import (
+    Category,
+    OpLists,
+    Row,
+    family,
+    has_overload,
+    op_lists,
+)
 from minamp.policy.torch_lists import CUDA, torch_lists
 
 _NEEDS_FP32 = (
