@@ -96,6 +96,7 @@ def table(title: str, *columns: str) -> Table:
 def figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
     """A matplotlib figure in the look of all demos."""
     look = {
+        "axes.axisbelow": True,
         "axes.grid": True,
         "axes.spines.right": False,
         "axes.spines.top": False,
@@ -108,7 +109,7 @@ def figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
         "svg.hashsalt": "minamp",  # the same picture gives the same file
     }
     plt.rcParams.update(look)
-    size = (5.2 * columns, 2.9 * rows)
+    size = (5.2 * columns, 2.5 * rows)
     return plt.subplots(
         rows, columns, figsize=size, squeeze=False, layout="constrained", **options
     )

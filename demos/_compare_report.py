@@ -131,24 +131,33 @@ def is_near(half: Trace, full: Trace) -> bool:
 
 
 def draw(traces: list[Trace]) -> Any:
-    """Loss over the steps, and below it the loss scale; a column for each task."""
+    """A column a task: loss, how far it is from full precision's, loss scale."""
     first = [trace for trace in traces if trace.seed == 0]
     tasks = list(dict.fromkeys(trace.task for trace in first))
-    drawn, axes = common.figure(2, len(tasks), sharex="col")
-    for (above, below), task in zip(axes.T, tasks, strict=True):
+    drawn, axes = common.figure(3, len(tasks), sharex="col")
+    for column, task in zip(axes.T, tasks, strict=True):
+        loss, apart, scale = column
+        loss.set_title(f"{task}: training loss")
+        apart.set_title("loss less that of fp32")
+        scale.set(title="loss scale of fp16", xlabel="step")
+        scale.set_yscale("log", base=2)
         for trace in (t for t in first if t.task == task):
-            style = STYLES.get(trace.contestant.by, THIN)
-            look = {"color": common.COLOURS[trace.contestant.dtype], **style}
-            label = str(trace.contestant)
-            above.plot(trace.losses, label=label, **look)
-            if trace.contestant.dtype == "fp16":
-                below.step(range(len(trace.scales)), trace.scales, **look)
-        above.set_title(f"{task}: training loss")
-        below.set(title="loss scale of fp16", xlabel="step")
-        below.set_yscale("log", base=2)
+            draw_trace(trace, reference_of(trace, traces, "fp32"), column)
     names, labels = axes[0][0].get_legend_handles_labels()
     drawn.legend(names, labels, loc="outside lower center", ncols=4, fontsize=9)
     return drawn
+
+
+def draw_trace(trace: Trace, full: Trace, column: Any) -> None:
+    """One contestant's three curves."""
+    loss, apart, scale = column
+    look = {"color": common.COLOURS[trace.contestant.dtype]}
+    look |= STYLES.get(trace.contestant.by, THIN)
+    loss.plot(trace.losses, label=str(trace.contestant), **look)
+    pairs = zip(trace.losses, full.losses, strict=True)
+    apart.plot([half - whole for half, whole in pairs], **look)
+    if trace.contestant.dtype == "fp16":
+        scale.step(range(len(trace.scales)), trace.scales, **look)
 
 
 # PyTorch's curve is broad and pale, so that minamp's is seen to lie on it.

@@ -4,8 +4,8 @@ Continuous integration has no GPU, so whoever has one runs this there now and th
 
     python demos/record.py
 
-It runs both measuring demos, then the tests, and keeps a folder in `demos/results/`: the
-figures, the numbers, and a page with what was said, versions and device.  It needs no
+It runs both measuring demos, then the tests, and keeps a folder in `demos/results/`:
+figures, numbers, and a page with what was said, versions and device.  It needs no
 network, and minamp need not be installed.  All together takes at most `--minutes`: a
 command that would take longer is ended, and the page says so.
 """

@@ -1,5 +1,6 @@
 """The top floor: the whole step on one screen.
 
 Reading order: `recipes` names the usual combinations of precisions and builds their
-parts for a model and an optimizer; `train_step` runs one step with those parts.
+parts for a model and an optimizer; `train_step` runs one step with those parts.  Then,
+to stop and go on later: `random_state`, `atomic_file` and, with them, `training_state`.
 """
