@@ -7,8 +7,10 @@ host never waits. Those that take a *closure* make their own gradients (`closure
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -38,7 +40,7 @@ def step_on_device(
 
     If the user has set a `grad_scale` of their own, the gradients are divided by both.
     """
-    if "grad_scaler" in inspect.signature(optimizer.step).parameters:
+    if _wants_the_scaler(getattr(optimizer.step, "__func__", optimizer.step)):
         warnings.warn(GRAD_SCALER_ARGUMENT, FutureWarning, stacklevel=4)
         return optimizer.step(*args, **kwargs, grad_scaler=scaler)
     grad_scale = getattr(optimizer, "grad_scale", None)
@@ -52,6 +54,12 @@ def step_on_device(
         return optimizer.step(*args, **kwargs)
     finally:
         del optimizer.grad_scale, optimizer.found_inf
+
+
+@functools.lru_cache(maxsize=64)
+def _wants_the_scaler(step: Callable[..., Any]) -> bool:
+    """An older contract: the optimizer's step takes the scaler itself."""
+    return "grad_scaler" in inspect.signature(step).parameters
 
 
 def step_with_closure(

@@ -1,15 +1,15 @@
 """A list of gradients: are all finite, what is their norm, multiply them all.
 
 Memory traffic is the cost here: a gradient of 4 MB takes longer to fetch than to
-square. So there is one reading pass, the *sum of squares*, and it answers two
-questions:
+square. So there is one reading pass, a sum of squares, and it answers two questions:
 
     norm         sqrt(sum of g**2)
     all finite   if the sum is: inf**2 = inf and NaN**2 = NaN cannot cancel
 
 The converse fails: the squares of finite gradients may overflow (1e20**2 > 3.4e38). So
 a sum that is not finite starts a second, exact look; that is rare, and never a wrong
-answer. (Tools that stop at a sum report an overflow for the finite [3e38, 3e38].)
+answer. (Tools that stop at a sum report an overflow for the finite [3e38, 3e38].) Where
+only the second question is asked of small tensors, the plain sum does as well, sooner.
 
 A host that may look at the sum before it goes on has to wait for it. On the CPU that is
 free; on an accelerator it would stall the queue, so there the exact question (the
@@ -19,20 +19,19 @@ largest magnitude) is asked at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
+# On the CPU gradients are worked through in blocks of one megabyte of float32, which a
+# core's cache holds: what is done next with a block finds it there. Short blocks also
+# keep float32 sums exact enough (`dot` over 8M elements at once is 2e-5 off).
+BLOCK = 2**18
+TENSORS_PER_BLOCK = 256
 # Below this many elements the call costs more than the work: add tensors of one shape
 # into a common accumulator. Above, `dot` reads each tensor once and writes nothing.
 SMALL = 2**16
-# Large tensors are read in blocks of one megabyte of float32, which a core's cache
-# holds: what is done next with a block finds it there.
-BLOCK = 2**18
-# Long float32 sums lose digits, so start anew after so many small tensors. (The blocks
-# do it for large ones: `dot` over 8M elements would be 2e-5 off.)
-TENSORS_PER_ACCUMULATOR = 256
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 Groups = dict[tuple[torch.device, torch.dtype], list[Tensor]]
@@ -47,22 +46,25 @@ def values_of(grad: Tensor) -> Tensor:
     if type(grad) is not Tensor and hasattr(grad, "to_local"):
         grad = grad.to_local()
     if grad.is_sparse:
-        # `values()` insists on a coalesced tensor; `_values()` is torch's only other
-        # way.
+        # `values()` wants a coalesced tensor; torch has no other public name.
         grad = grad._values()
     return torch.view_as_real(grad) if grad.is_complex() else grad
 
 
 def by_device_and_dtype(tensors: Iterable[Tensor]) -> Groups:
     """Sort tensors into lists for multi-tensor calls; empty ones are left out."""
+    tensors = [tensor for tensor in tensors if tensor.numel()]
+    devices = {tensor.device for tensor in tensors}
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(devices) == len(dtypes) == 1:  # as nearly always, and then fast
+        return {(devices.pop(), dtypes.pop()): tensors}
     groups: Groups = {}
     for tensor in tensors:
-        if tensor.numel():
-            groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     return groups
 
 
-def nonfinite(tensors: Sequence[Tensor]) -> Tensor:
+def nonfinite(tensors: list[Tensor]) -> Tensor:
     """1.0 if any element of any tensor is inf or NaN, else 0.0; exact, float32, 0-dim.
 
     The tensors have one device and one dtype (see `by_device_and_dtype`). The answer
@@ -71,82 +73,26 @@ def nonfinite(tensors: Sequence[Tensor]) -> Tensor:
     if torch.compiler.is_compiling():
         return _nonfinite_elementwise(tensors)
     if tensors[0].is_cpu:
-        certainly_finite = math.isfinite(sum_of_squares(tensors))
-        return torch.zeros(()) if certainly_finite else _nonfinite_elementwise(tensors)
-    largest = torch._foreach_norm(list(tensors), float("inf"))
+        return torch.tensor(float(any(map(_is_nonfinite, _blocks(tensors)))))
+    largest = torch._foreach_norm(tensors, float("inf"))
     return (~torch.stack(largest).isfinite().all()).to(torch.float32)
 
 
-def _nonfinite_elementwise(tensors: Sequence[Tensor]) -> Tensor:
-    finite = torch.stack([tensor.isfinite().all() for tensor in tensors])
-    return (~finite.all()).to(torch.float32)
+def check_and_multiply_(tensors: list[Tensor], factor: Tensor) -> Tensor:
+    """`nonfinite(tensors)`, then `multiply_(tensors, factor)`; returns the former.
 
-
-def norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The 2-norm of all elements of tensors of one device and dtype, float64, 0-dim.
-
-    It is finite if and only if every element is (of float64 gradients, if their squares
-    do not overflow either): that is why it is float64.
+    On the CPU the gradients go through memory once instead of twice: a block is
+    checked, which fetches it, and multiplied before it has left the cache.
     """
-    if tensors[0].is_cpu and not torch.compiler.is_compiling():
-        squares = sum_of_squares(tensors)
-        if math.isfinite(squares):
-            return torch.tensor(math.sqrt(squares), dtype=torch.float64)
-    return _norm_wide(tensors)
-
-
-def _norm_wide(tensors: Sequence[Tensor]) -> Tensor:
-    """The norm with each square taken in float64, where float32's cannot overflow."""
-    device = tensors[0].device.type
-    wide = torch.float32 if device == "mps" else torch.float64  # mps has no float64
-    if device == "cpu":  # here the multi-tensor call squares before it widens
-        norms = [torch.linalg.vector_norm(t, dtype=wide) for t in tensors]
-    else:
-        norms = list(torch._foreach_norm(list(tensors), 2, dtype=wide))
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return total
-
-
-def sum_of_squares(tensors: Sequence[Tensor]) -> float:
-    """The sum over all elements of g**2, on the CPU, in one reading pass.
-
-    A finite answer means that every element is finite. inf or NaN means nothing
-    certain: a square may have overflowed.
-    """
-    if tensors[0].dtype in LOW_PRECISION:
-        norms = [torch.linalg.vector_norm(t, dtype=torch.float32) for t in tensors]
-        return sum(float(part) ** 2 for part in norms)
-    parts = [flat.dot(flat) for flat in _flat_large(tensors)]
-    for same_shape in _small_by_shape(tensors):
-        for start in range(0, len(same_shape), TENSORS_PER_ACCUMULATOR):
-            chunk = same_shape[start : start + TENSORS_PER_ACCUMULATOR]
-            parts.append(_accumulated_squares(chunk))
-    return sum(part.item() for part in parts)
-
-
-def _flat_large(tensors: Sequence[Tensor]) -> list[Tensor]:
-    large = [tensor.reshape(-1) for tensor in tensors if tensor.numel() > SMALL]
-    return [block for flat in large for block in torch.split(flat, BLOCK)]
-
-
-def _small_by_shape(tensors: Sequence[Tensor]) -> Iterable[list[Tensor]]:
-    groups: dict[torch.Size, list[Tensor]] = {}
-    for tensor in tensors:
-        if tensor.numel() <= SMALL:
-            groups.setdefault(tensor.shape, []).append(tensor)
-    return groups.values()
-
-
-def _accumulated_squares(same_shape: list[Tensor]) -> Tensor:
-    """Sum of squares, with acc += g * g for each tensor g of one shape.
-
-    The accumulator stays in the cache, and one multi-tensor call does the whole list
-    (on the CPU it goes through the list in order, so one accumulator may serve all).
-    """
-    accumulator = torch.zeros_like(same_shape[0])
-    accumulators = [accumulator] * len(same_shape)
-    torch._foreach_addcmul_(accumulators, same_shape, same_shape)
-    return accumulator.sum()
+    if torch.compiler.is_compiling() or not tensors[0].is_cpu:
+        flag = nonfinite(tensors)
+        multiply_(tensors, factor)
+        return flag
+    found = False
+    for block in _blocks(tensors):
+        found = _is_nonfinite(block) or found
+        multiply_(block, factor)
+    return torch.tensor(float(found))
 
 
 def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
@@ -163,23 +109,79 @@ def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
         torch._foreach_mul_(tensors, factor)
 
 
-def check_and_multiply_(tensors: list[Tensor], factor: Tensor) -> Tensor:
-    """`nonfinite(tensors)`, then `multiply_(tensors, factor)`; returns the former.
+def norm(tensors: list[Tensor]) -> Tensor:
+    """The 2-norm of all elements of tensors of one device and dtype, float64, 0-dim.
 
-    On the CPU large tensors go through memory once instead of twice: a block is
-    checked, which fetches it, and multiplied before it has left the cache.
+    It is finite if and only if every element is (of float64 gradients, if their squares
+    do not overflow either): that is why it is float64.
     """
-    if torch.compiler.is_compiling() or not tensors[0].is_cpu:
-        return _check_then_multiply_(tensors, factor)
-    large = [t for t in tensors if t.numel() > SMALL and t.is_contiguous()]
-    blocks = [[b] for t in large for b in torch.split(t.view(-1), BLOCK)]
-    others = [t for t in tensors if t.numel() <= SMALL or not t.is_contiguous()]
-    parts = [*blocks, others] if others else blocks
-    flags = [_check_then_multiply_(part, factor) for part in parts]
-    return flags[0] if len(flags) == 1 else torch.stack(flags).amax(0)
+    half = tensors[0].dtype in LOW_PRECISION
+    if tensors[0].is_cpu and not half and not torch.compiler.is_compiling():
+        squares = sum(_sum(block, squares=True) for block in _blocks(tensors))
+        if math.isfinite(squares):
+            return torch.tensor(math.sqrt(squares), dtype=torch.float64)
+    return _norm_wide(tensors)
 
 
-def _check_then_multiply_(tensors: list[Tensor], factor: Tensor) -> Tensor:
-    flag = nonfinite(tensors)
-    multiply_(tensors, factor)
-    return flag
+def _norm_wide(tensors: list[Tensor]) -> Tensor:
+    """The norm with each square taken in float64, where float32's cannot overflow."""
+    device = tensors[0].device.type
+    wide = torch.float32 if device == "mps" else torch.float64  # mps has no float64
+    if device == "cpu":  # here the multi-tensor call squares before it widens
+        norms = [torch.linalg.vector_norm(t, dtype=wide) for t in tensors]
+    else:
+        norms = list(torch._foreach_norm(tensors, 2, dtype=wide))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
+
+
+def _is_nonfinite(block: list[Tensor]) -> bool:
+    """The quick look at a block, and the exact one if that raises suspicion."""
+    if math.isfinite(_sum(block)):
+        return False
+    return bool(_nonfinite_elementwise(block).item())
+
+
+def _nonfinite_elementwise(tensors: list[Tensor]) -> Tensor:
+    finite = torch.stack([tensor.isfinite().all() for tensor in tensors])
+    return (~finite.all()).to(torch.float32)
+
+
+def _blocks(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """CPU tensors in blocks: pieces of a large one, or several small of one shape."""
+    by_shape: dict[torch.Size, list[Tensor]] = {}
+    for tensor in tensors:
+        by_shape.setdefault(tensor.shape, []).append(tensor)
+    for shape, group in by_shape.items():
+        if shape.numel() > SMALL:
+            yield from (block for tensor in group for block in _pieces(tensor))
+        else:
+            length = min(TENSORS_PER_BLOCK, BLOCK // shape.numel())
+            starts = range(0, len(group), length)
+            yield from (group[start : start + length] for start in starts)
+
+
+def _pieces(tensor: Tensor) -> list[list[Tensor]]:
+    if not tensor.is_contiguous():  # then no flat view can share its memory
+        return [[tensor]]
+    return [[piece] for piece in torch.split(tensor.view(-1), BLOCK)]
+
+
+def _sum(block: list[Tensor], squares: bool = False) -> float:
+    """The sum of squares of a block; without `squares`, the plain sum if sooner had.
+
+    Small tensors are added up one by one, acc += g or acc += g * g, and then within
+    acc. It stays in the cache, and one multi-tensor call does the whole list: on the
+    CPU it goes through the list in order, so one accumulator may serve all.
+    """
+    first = block[0]
+    if first.numel() > SMALL:
+        flat = first.reshape(-1)
+        return float(flat.dot(flat))
+    accumulator = torch.zeros_like(first)
+    accumulators = [accumulator] * len(block)
+    if squares:
+        torch._foreach_addcmul_(accumulators, block, block)
+    else:
+        torch._foreach_add_(accumulators, block)
+    return float(accumulator.sum())
