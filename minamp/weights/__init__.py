@@ -7,5 +7,5 @@ the half that rounding cut off, ``stochastic_rounding.py`` nothing.
 
 The rest are details, each readable alone: ``which_weights.py`` (not those of norms),
 ``gradient_memory.py``, ``optimizer_memory.py`` (masters in the optimizer's state),
-``float32_outside.py`` (half models without autocast), ``mistakes.py``.
+``pieces.py``, ``float32_outside.py`` (half models without autocast), ``mistakes.py``.
 """

@@ -7,8 +7,8 @@ first touched.  For 16.8 million elements the cast to float32 takes 32 ms into f
 memory and 4.4 ms into old (measured; glibc).
 
 So the memory of large gradients stays here and is used again, unless somebody still
-holds the gradient that was in it.  On a GPU there is nothing to do: PyTorch's caching
-allocator does the same for all tensors.
+holds the gradient that was in it.  (The price: it is there during the forward too.)  On
+a GPU there is nothing to do: PyTorch's caching allocator does this for all tensors.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from minamp.weights.half_weights import HalfWeights
+from minamp.weights.pieces import pieces
 from minamp.weights.twins import empty
 
 
@@ -41,15 +42,15 @@ class KahanSummation(HalfWeights):
     @torch.no_grad()
     def unpack(self) -> None:
         for weight, rest, twin in self._triples():
-            twin.data = _sum(weight, rest)
+            twin.data = weight.float()
+            for piece, rest_of_it in pieces(twin.data, rest):
+                piece.add_(rest_of_it.float())
 
     @torch.no_grad()
     def pack(self) -> None:
-        for weight, rest, twin in self._triples():
-            # Who was not moved keeps its bits: a tie might be split the other way now.
-            moved = twin != _sum(weight, rest)
-            weight.copy_(torch.where(moved, twin, weight.float()))
-            rest.copy_(torch.where(moved, twin - weight.float(), rest.float()))
+        for triple in self._triples():
+            for weight, rest, twin in pieces(*triple):
+                _split(twin, weight, rest)
 
     def release(self) -> None:
         for twin in self.twins:
@@ -67,6 +68,12 @@ class KahanSummation(HalfWeights):
         return zip(self.weights, self.memory, self.twins, strict=True)
 
 
-def _sum(weight: Tensor, rest: Tensor) -> Tensor:
-    """Exact: what was split from one float32 number fits into one again."""
-    return weight.float() + rest.float()
+def _split(twin: Tensor, weight: Tensor, rest: Tensor) -> None:
+    """Write ``twin`` into ``weight`` and ``rest``.
+
+    What the step did not move keeps its bits: split anew, a tie might fall to the other
+    side.  (The sum is exact: it was one float32 number before.)
+    """
+    moved = twin != weight.float() + rest.float()
+    weight.copy_(torch.where(moved, twin, weight.float()))
+    rest.copy_(torch.where(moved, twin - weight.float(), rest.float()))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from minamp.weights.half_weights import HalfWeights
+from minamp.weights.pieces import pieces
 from minamp.weights.twins import empty
 
 
@@ -39,8 +40,9 @@ class StochasticRounding(HalfWeights):
 
     @torch.no_grad()
     def pack(self) -> None:
-        for weight, twin in zip(self.weights, self.twins, strict=True):
-            weight.copy_(round_stochastically(twin, weight.dtype))
+        for pair in zip(self.weights, self.twins, strict=True):
+            for weight, twin in pieces(*pair):
+                weight.copy_(round_stochastically(twin, weight.dtype))
 
     def release(self) -> None:
         for twin in self.twins:
