@@ -166,14 +166,15 @@ def fold_scale(
 def train_in_float64(
     model: torch.nn.Module,
     make_optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer],
-    loss_of: Callable[[torch.nn.Module, torch.dtype], torch.Tensor],
+    loss_of_step: Callable[[int], torch.Tensor],
     steps: int,
-) -> torch.nn.Module:
-    """The same training with 53 bits of precision: what no format's error touches."""
-    model = model.double()
-    optimizer = make_optimizer(model.parameters())
-    for _ in range(steps):
+) -> None:
+    """Train with 53 bits of precision: what no smaller format's error touches.
+
+    `loss_of_step` runs the forward pass of `model`, on data that is float64 too.
+    """
+    optimizer = make_optimizer(model.double().parameters())
+    for step in range(steps):
         optimizer.zero_grad()
-        loss_of(model, torch.float64).backward()
+        loss_of_step(step).backward()
         optimizer.step()
-    return model
