@@ -19,14 +19,14 @@ op are still seen.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from minamp.autocasting.calls import call_for
 from minamp.autocasting.graph_guards import (
     RunEagerly,
     install_tag,
@@ -77,7 +77,7 @@ weights = _process.weights
 def kernel_for(op: str) -> Callable[..., Any]:
     """The kernel that stands on the autocast floor for ``op``."""
     plain = overload(op)
-    call = BINDINGS.get(op) or _with_dtype_overload(op, plain)
+    call = call_for(op)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         rules_now = _thread.rules
@@ -139,46 +139,6 @@ def _one_device_at_a_time(
         _thread.rules = all_rules
 
 
-def _with_dtype_overload(op: str, plain: Any) -> Callable[..., Any]:
-    """``plain``, or for ``norm`` the overload that takes the dtype a policy has set."""
-    twin = APPENDS_DTYPE.get(op)
-    if twin is None:
-        return plain  # type: ignore[no-any-return]
-    with_dtype = overload(twin)
-    # The dispatcher drops trailing arguments that have their default value, and the
-    # twin has no defaults.
-    defaults = [argument.default_value for argument in plain._schema.arguments]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if "dtype" not in kwargs:
-            return plain(*args, **kwargs)
-        return with_dtype(*args, *defaults[len(args) :], **kwargs)
-
-    return call
-
-
-# The Python bindings of the commonest ops: the same calls, a microsecond faster each
-# than through the overload object.
-BINDINGS: dict[str, Callable[..., Any]] = {
-    "addmm": torch.addmm,
-    "baddbmm": torch.baddbmm,
-    "bmm": torch.bmm,
-    "conv1d": torch.conv1d,
-    "conv2d": torch.conv2d,
-    "linear": torch._C._nn.linear,
-    "matmul": torch.matmul,
-    "mm": torch.mm,
-    "scaled_dot_product_attention": torch._C._nn.scaled_dot_product_attention,
-}
-
-# The overloads without a dtype argument (category fp32_append_dtype), and their twins.
-APPENDS_DTYPE = {
-    "norm.Scalar": "norm.ScalarOpt_dtype",
-    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
-    "norm.names_ScalarOpt_dim": "norm.names_ScalarOpt_dim_dtype",
-}
-
-
 def install(ops: frozenset[str]) -> None:
     """Put kernels for ``ops`` on the floor; those that stand there already stay.
 
@@ -227,8 +187,7 @@ def is_visible() -> bool:
     return is_included(KEY) and not is_excluded(KEY)
 
 
-@dataclasses.dataclass(frozen=True)
-class Restore:
+class Restore(NamedTuple):
     """What was in force before a region was entered."""
 
     state: AutocastState

@@ -5,9 +5,9 @@ backward pass.  By then the region has been left, so the piece would run in floa
 its gradients would not be those of the half-precision forward.  PyTorch's checkpoint
 saves and restores the state of *its* autocast; here it learns of ours.
 
-``minamp.checkpoint`` is ``torch.utils.checkpoint.checkpoint`` with the state of
-autocast carried along.  As models call PyTorch's own function deep inside, entering the first
-region teaches that one as well (``teach_torch``).
+``minamp.checkpoint`` is PyTorch's ``checkpoint`` with the state of autocast carried
+along.  As models call PyTorch's own function deep inside, the first region teaches that
+one as well (``teach_torch``).
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class autocast:  # noqa: N801  (the name is torch's)
         return run_inside(self._again, func)
 
     def _again(self) -> autocast:
-        """This region; a new one for Dynamo, which enters none made out of its sight."""
+        """This region; a new one for Dynamo, which enters none it has not seen made."""
         if torch.compiler.is_dynamo_compiling():
             dtype, enabled, cache_enabled, op_lists = self._asked
             return autocast(

@@ -84,18 +84,21 @@ def make_caster(
     A closure and no method, since it runs for every argument of every listed op.
     """
     convert = conversion(dtype)
-    float32 = torch.float32
+    weight_cast = cache.cast if cache is not None else None
+    float32, Tensor = torch.float32, torch.Tensor
 
     def cast(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             if isinstance(value, (list, tuple)):
                 return [cast(item) for item in value]
             return value
         has = value.dtype
         if has is dtype or not lives_here(value):
             return value
-        if has is float32 and cache is not None and value.requires_grad:
-            return cache.cast(value, dtype)
+        if has is float32:
+            if weight_cast is not None and value.requires_grad:
+                return weight_cast(value, dtype)
+            return convert(value)
         return convert(value) if is_castable(has) else value
 
     return cast

@@ -3,8 +3,8 @@
 A layer that runs twice would cast its weight twice, and the backward pass would meet
 two casts where one is enough.  So the half copy of a weight is kept until the outermost
 region ends.  A cache lies when what it copied has changed; the key holds all that can
-change: which tensor, at which version (every in-place update counts it up) and which
-storage (``weight.data = ...`` moves it), to which dtype, and in which grad mode.  The
+change: which tensor, at which version (every in-place update counts it up), in which
+memory (``weight.data = ...`` moves it), to which dtype, and in which grad mode.  The
 mode matters because a cast made under ``no_grad`` has no gradient, and one made under
 ``inference_mode`` may never meet autograd.
 
@@ -24,7 +24,10 @@ from torch import is_grad_enabled, is_inference_mode_enabled
 from torch._C import _get_tracing_state
 
 Key = tuple[int, torch.dtype, int]
-Entry = tuple["weakref.ref[torch.Tensor]", int, int, torch.Tensor]
+Size = tuple[int, ...]
+Entry = tuple[
+    "weakref.ref[torch.Tensor]", int, int, Size, Size, torch.Tensor, torch.Tensor
+]
 
 
 def is_cacheable(tensor: torch.Tensor) -> bool:
@@ -38,6 +41,7 @@ def is_cacheable(tensor: torch.Tensor) -> bool:
         and tensor.requires_grad
         and tensor.is_leaf
         and tensor._base is None
+        and not tensor.is_inference()  # such a tensor has no version
         and _is_plain(tensor)
     )
 
@@ -68,15 +72,19 @@ class WeightCache:
         key = (id(weight), dtype, mode)
         entry = self._entries.get(key)
         if entry is not None:
-            source, version, address, half = entry
+            source, version, address, strides, shape, _, half = entry
             if (
                 source() is weight
                 and version == weight._version
                 and address == weight.data_ptr()
+                and strides == weight.stride()
+                and shape == weight.shape
             ):
                 return half
         half = weight.to(dtype)
-        if is_cacheable(weight):
+        # enable_grad() within inference_mode() looks like plain grad mode, but the copy
+        # made there is no part of a graph.
+        if is_cacheable(weight) and not (half.is_inference() and is_grad_enabled()):
             self._remember(key, weight, half)
         return half
 
@@ -85,7 +93,10 @@ class WeightCache:
             self._entries.pop(key, None)
 
         source = weakref.ref(weight, forget)
-        self._entries[key] = (source, weight._version, weight.data_ptr(), half)
+        # While the alias lives, nobody else is given the memory and its address.
+        alias = weight.detach()
+        where = (weight.data_ptr(), weight.stride(), weight.shape, alias)
+        self._entries[key] = (source, weight._version, *where, half)
 
     def enter(self) -> None:
         """A thread has entered its outermost region."""
