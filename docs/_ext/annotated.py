@@ -8,88 +8,15 @@ when a build begins.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
 from docutils import nodes
-from prose import Link, cleandoc, to_html
+from prose import Link, to_html
+from reading import Row, rows_of
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from tour import ROOT, Stop, find, tour
-
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
-@dataclass
-class Row:
-    """Some prose, and the code it speaks of."""
-
-    name: str = ""
-    prose: list[str] = field(default_factory=list)
-    code: list[str] = field(default_factory=list)
-
-    @property
-    def source(self) -> str:
-        return "\n".join(self.code).strip("\n").rstrip()
-
-
-def rows_of(source: str) -> tuple[str, list[Row]]:
-    """The module docstring of `source`, and the rest of it in rows."""
-    module = ast.parse(source)
-    starts = {first_line(node): (name, node) for name, node in definitions(module)}
-    hidden = set(docstring_lines(module))
-    for _, node in starts.values():
-        hidden |= set(docstring_lines(node))
-    rows, in_comment = [Row()], False
-    for number, line in enumerate(source.splitlines(), start=1):
-        is_comment = line.lstrip().startswith("#") and number not in hidden
-        if number in starts:
-            name, node = starts[number]
-            if rows[-1].source:
-                rows.append(Row())
-            rows[-1].name = name
-            if ast.get_docstring(node):
-                rows[-1].prose.append(cleandoc(ast.get_docstring(node, False) or ""))
-        if is_comment and not line.lstrip().startswith(("#:", "#!")):
-            if rows[-1].source and not in_comment:
-                rows.append(Row())
-            text = line.lstrip().removeprefix("#").removeprefix(" ")
-            if in_comment:
-                rows[-1].prose[-1] += "\n" + text
-            else:
-                rows[-1].prose.append(text)
-        elif number not in hidden:
-            rows[-1].code.append(line)
-        in_comment = is_comment
-    docstring = ast.get_docstring(module, False) or ""
-    return cleandoc(docstring), [row for row in rows if row.source or row.prose]
-
-
-def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Definition]]:
-    """Every class, function and method, with its dotted name; not what is nested."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, Definition):
-            yield prefix + child.name, child
-            if isinstance(child, ast.ClassDef):
-                yield from definitions(child, f"{prefix}{child.name}.")
-
-
-def first_line(node: Definition) -> int:
-    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
-
-
-def docstring_lines(node: Definition | ast.Module) -> range:
-    """The lines of a docstring; of a class with the empty one that follows it."""
-    if ast.get_docstring(node) is None:
-        return range(0)
-    docstring = node.body[0]
-    # The line after it is empty by custom wherever there is one of code to set apart.
-    after = 1 if isinstance(node, ast.ClassDef) and len(node.body) > 1 else 0
-    return range(docstring.lineno, (docstring.end_lineno or 0) + 1 + after)
-
 
 class Annotated(SphinxDirective):
     """The file named by the argument."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import importlib.util
+import sys
 
 from docutils import nodes
 from prose import inline
@@ -24,8 +25,6 @@ class Differences(SphinxDirective):
 
 
 def _load():
-    import sys
-
     spec = importlib.util.spec_from_file_location("intended_differences", TABLE)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up

@@ -11,69 +11,12 @@ A name that does not exist fails the build.
 
 from __future__ import annotations
 
-import ast
-from functools import cache
-from pathlib import Path
-
-from annotated import definitions, docstring_lines, first_line
 from docutils import nodes
 from docutils.parsers.rst import directives
+from reading import quoted, tests
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from tour import ROOT, find, stops_by_path
-
-
-def quoted(name: str, docstring: bool = False) -> tuple[Path, str, str]:
-    """File, dotted name within it, and source of `package.module.name`.
-
-    Raises LookupError if there is no such name.
-    """
-    path, inside = _file_of(name)
-    source = path.read_text(encoding="utf-8")
-    lines = source.splitlines()
-    module = ast.parse(source)
-    for found, node in definitions(module):
-        if found == inside:
-            hidden = () if docstring else docstring_lines(node)
-            numbers = range(first_line(node), (node.end_lineno or 0) + 1)
-            return path, inside, _dedented(lines[n - 1] for n in numbers if n not in hidden)
-    for node in module.body:
-        if inside in _assigned(node):
-            return path, inside, "\n".join(lines[node.lineno - 1 : node.end_lineno])
-    raise LookupError(f"{path.relative_to(ROOT)} defines no {inside}")
-
-
-def _file_of(name: str) -> tuple[Path, str]:
-    parts = name.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        path = ROOT.joinpath(*parts[:length]).with_suffix(".py")
-        if path.exists():
-            return path, ".".join(parts[length:])
-    raise LookupError(f"no file of this repository holds {name}")
-
-
-def _dedented(lines) -> str:
-    kept = list(lines)
-    indent = len(kept[0]) - len(kept[0].lstrip())
-    return "\n".join(line[indent:] for line in kept)
-
-
-def _assigned(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.Assign):
-        return {target.id for target in node.targets if isinstance(target, ast.Name)}
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return {node.target.id}
-    return set()
-
-
-@cache
-def tests() -> dict[str, Path]:
-    """Every test function, and the file it is in."""
-    found = {}
-    for path in sorted((ROOT / "tests").glob("test_*.py")):
-        for name, _ in definitions(ast.parse(path.read_text(encoding="utf-8"))):
-            found[name.split(".")[-1]] = path
-    return found
 
 
 class Quote(SphinxDirective):
