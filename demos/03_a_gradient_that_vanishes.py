@@ -129,9 +129,9 @@ def main() -> int:
     common.console.print(made)
     common.save_figure(draw(*histograms), args.out / "a_gradient_that_vanishes.svg")
     return common.conclude(
-        f"fp16 turns {zeros[0]:.0%} of these gradients into 0, and {zeros[1]:.1%} after "
-        f"scaling by 2^{POWER}, with none overflowing; by hand, minamp and torch.amp "
-        "lose the one gradient alike, and save it alike.",
+        f"fp16 turns {zeros[0]:.0%} of these gradients into 0, and {zeros[1]:.1%} "
+        f"after scaling by 2^{POWER}, with none overflowing; by hand, minamp and "
+        "torch.amp lose the one gradient alike, and save it alike.",
         zeros[0] > 0.02
         and zeros[1] < zeros[0] / 5
         and infs == [0, 0]

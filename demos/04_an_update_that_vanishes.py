@@ -1,6 +1,6 @@
 """What becomes of an update that is smaller than the gap between two half weights?
 
-w + dw = w if |dw| is below half a step at w, each time anew: such a weight never learns.
+w + dw = w if |dw| is below half a step at w, each time anew: the weight never learns.
 Master weights add up in float32, where there is room, and round the total.  First one
 weight and one small update, many times; then a network on real digits.
 
@@ -127,10 +127,10 @@ def main() -> int:
 
     half, torchs, masters = (smooth(losses)[-1].item() for losses in curves.values())
     return common.conclude(
-        f"{TIMES} updates of {UPDATE} leave a bf16 weight at {ends['half weight']:g}, with "
-        f"masters it gets to {ends['minamp masters']:g}; a network without masters loses "
-        f"{unmoved['half weights']:.0%} of its updates and ends at a loss of {half:.2f}, "
-        f"with masters at {masters:.2f}, torch.amp at {torchs:.2f}.",
+        f"{TIMES} updates of {UPDATE} leave a bf16 weight at {ends['half weight']:g}, "
+        f"with masters it gets to {ends['minamp masters']:g}; a network without them "
+        f"loses {unmoved['half weights']:.0%} of its last updates and ends at a loss "
+        f"of {half:.2f}, with masters at {masters:.2f}, torch.amp at {torchs:.2f}.",
         ends["half weight"] == 1
         and ends["minamp masters"] == ends["by hand"]
         and unmoved["half weights"] > 0.3 > unmoved["minamp masters"]
