@@ -35,6 +35,10 @@ settings.register_profile("ci", max_examples=40, derandomize=True, **_COMMON)
 settings.register_profile("deep", max_examples=2000, **_COMMON)
 settings.load_profile("ci")
 
+# Small tensors gain nothing from threads, and on a busy machine threads that wait for
+# each other cost ten times the work.
+torch.set_num_threads(1)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
