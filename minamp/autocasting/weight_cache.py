@@ -18,7 +18,11 @@ import threading
 import weakref
 
 import torch
-from torch import is_grad_enabled, is_inference_mode_enabled
+from torch import (
+    is_autocast_cache_enabled,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+)
 
 # Private: the only way to learn that torch.jit.trace is recording.
 from torch._C import _get_tracing_state
@@ -66,8 +70,10 @@ class WeightCache:
 
     def cast(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """``weight.to(dtype)``, made once for each state that ``weight`` is in."""
-        if _get_tracing_state() is not None:
-            return weight.to(dtype)  # an older copy would be a constant of the trace
+        # An older copy would be a constant of the trace.  PyTorch's other tracers switch
+        # its own cache off, which tells of them.
+        if _get_tracing_state() is not None or not is_autocast_cache_enabled():
+            return weight.to(dtype)
         mode = is_grad_enabled() or is_inference_mode_enabled() - 1
         key = (id(weight), dtype, mode)
         entry = self._entries.get(key)
