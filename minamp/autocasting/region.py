@@ -167,7 +167,11 @@ def is_autocast_cache_enabled() -> bool:
 
 
 def is_autocast_available(device_type: str) -> bool:
-    """Whether there is an op table for ``device_type`` in the default lists."""
+    """Whether there is an op table for ``device_type`` in the default lists.
+
+    Raises RuntimeError if PyTorch knows no such type of device.
+    """
+    torch.device(device_type)
     return device_type in torch_lists().tables
 
 
