@@ -97,9 +97,9 @@ def test_a_sparse_gradient_is_summed_before_it_is_checked():
     scaler = DynamicLossScaler("cpu", init_scale=2.0)
     scaler.scale(weight.sum())
     values = torch.tensor([3e38, 3e38])
-    weight.grad = torch.sparse_coo_tensor(
-        torch.tensor([[1, 1]]), values, (3,), check_invariants=True
-    )
+    with torch.sparse.check_sparse_tensor_invariants():
+        indices = torch.tensor([[1, 1]])
+        weight.grad = torch.sparse_coo_tensor(indices, values, (3,))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     scaler.step(optimizer)
     assert not scaler.outcome(optimizer).stepped

@@ -20,7 +20,12 @@ from torch.optim import Optimizer
 from minamp.scaling import mistakes, not_the_scale
 from minamp.scaling.diagnosis import Blame, Names, blame, report
 from minamp.scaling.found_inf import FoundInf, combined
-from minamp.scaling.iteration import OptimizerState, OptState, fresh_states
+from minamp.scaling.iteration import (
+    OptimizerState,
+    OptState,
+    fresh_optimizer_state,
+    fresh_states,
+)
 from minamp.scaling.no_scaler import NoLossScaler, otherwise
 from minamp.scaling.outcome import Outcome, OutcomeLog
 from minamp.scaling.persistence import PersistentScaler
@@ -85,7 +90,9 @@ class Bookkeeper(PersistentScaler):
         mistakes.backward_begins(self._iteration, self._per_optimizer_states)
 
     def _state_of(self, optimizer: Optimizer) -> OptimizerState:
-        state = self._per_optimizer_states[id(optimizer)]
+        # A traced defaultdict may have lost its default (torch 2.6), so not by [].
+        states = self._per_optimizer_states
+        state = states.setdefault(id(optimizer), fresh_optimizer_state())
         if "optimizer" not in state and not torch.compiler.is_compiling():
             state["optimizer"] = weakref.ref(optimizer)
         return state

@@ -7,10 +7,8 @@ host never waits. Those that take a *closure* make their own gradients (`closure
 
 from __future__ import annotations
 
-import functools
 import inspect
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -40,7 +38,7 @@ def step_on_device(
 
     If the user has set a `grad_scale` of their own, the gradients are divided by both.
     """
-    if _wants_the_scaler(getattr(optimizer.step, "__func__", optimizer.step)):
+    if _wants_the_scaler(type(optimizer)):
         warnings.warn(GRAD_SCALER_ARGUMENT, FutureWarning, stacklevel=4)
         return optimizer.step(*args, **kwargs, grad_scaler=scaler)
     grad_scale = getattr(optimizer, "grad_scale", None)
@@ -48,18 +46,25 @@ def step_on_device(
         scaler._check_inf_per_device(optimizer)
         scale, _ = scaler._check_scale_growth_tracker("step")
         grad_scale = scale if grad_scale is None else scale * grad_scale
-    optimizer.grad_scale = grad_scale
-    optimizer.found_inf = scaler._note_on_device(optimizer, state)
+    found_inf = scaler._note_on_device(optimizer, state)
+    # Not `optimizer.grad_scale = ...`, which torch.compile of torch 2.11 cannot trace.
+    object.__setattr__(optimizer, "grad_scale", grad_scale)
+    object.__setattr__(optimizer, "found_inf", found_inf)
     try:
         return optimizer.step(*args, **kwargs)
     finally:
         del optimizer.grad_scale, optimizer.found_inf
 
 
-@functools.lru_cache(maxsize=64)
-def _wants_the_scaler(step: Callable[..., Any]) -> bool:
+_known_to_want_it: dict[type, bool] = {}  # `signature` takes as long as a small step
+
+
+def _wants_the_scaler(kind: type) -> bool:
     """An older contract: the optimizer's step takes the scaler itself."""
-    return "grad_scaler" in inspect.signature(step).parameters
+    if kind not in _known_to_want_it:
+        parameters = inspect.signature(kind.step).parameters  # type: ignore[attr-defined]
+        _known_to_want_it[kind] = "grad_scaler" in parameters
+    return _known_to_want_it[kind]
 
 
 def step_with_closure(
