@@ -70,8 +70,8 @@ class WeightCache:
 
     def cast(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """``weight.to(dtype)``, made once for each state that ``weight`` is in."""
-        # An older copy would be a constant of the trace.  PyTorch's other tracers switch
-        # its own cache off, which tells of them.
+        # An older copy would be a constant of the trace.  PyTorch's other tracers set
+        # its own cache off while they run.
         if _get_tracing_state() is not None or not is_autocast_cache_enabled():
             return weight.to(dtype)
         mode = is_grad_enabled() or is_inference_mode_enabled() - 1
