@@ -33,14 +33,19 @@ COLOURS = {"fp32": "#4d4d4d", "fp16": "#c8561b", "bf16": "#1f6fa8"}
 # --- options -----------------------------------------------------------------
 
 
-def options(question: str, name: str, *, seeds: int = 1) -> argparse.ArgumentParser:
-    """The options that all demos take; `parse_args` on it gives the values."""
-    parser = argparse.ArgumentParser(description=question)
+def options(question: str, name: str) -> argparse.ArgumentParser:
+    """The options of the measuring demos; `parse_args` on it gives the values."""
+    parser = argparse.ArgumentParser(
+        description=question, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a run of a few seconds")
     parser.add_argument("--steps", type=positive, help="training steps of each run")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--dtype", choices=("all", "fp16", "bf16"), default="all")
-    parser.add_argument("--seeds", type=positive, default=seeds, help="how many seeds")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU"
+    )
+    parser.add_argument(
+        "--dtype", choices=("all", "fp16", "bf16"), default="all", help="beside fp32"
+    )
     out = Path(__file__).parent / "out" / name
     parser.add_argument("--out", type=Path, default=out, help="folder for the files")
     return parser
@@ -147,13 +152,22 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name; bf16 is only fast on some, so a record must say which."""
+    return cpu_info().get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the processor multiplies bf16 by itself: only then is bf16 fast."""
+    return "bf16" in cpu_info().get("flags", "")
+
+
+def cpu_info() -> dict[str, str]:
+    """What Linux says of the processor; nothing elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.machine()
+        return {}
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
 
 
 def conclude(sentence: str, true: bool) -> int:

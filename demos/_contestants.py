@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import minamp
 from _common import DTYPES
 from _data import Batch
-from minamp.loop.recipes import RECIPES
-from minamp.loop.train_step import train_step
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -133,12 +132,12 @@ class MinampRun(Run):
         recipe: str,
         **scaling: Any,
     ) -> None:
-        self.parts = RECIPES[recipe].parts(model, optimizer, **scaling)
+        self.parts = minamp.RECIPES[recipe].parts(model, optimizer, **scaling)
         self.model = model
         self.region, self.scaler = self.parts.region, self.parts.scaler
 
     def step(self, batch: Batch) -> Tensor:
-        return train_step(self.parts, loss_of, batch).loss
+        return minamp.train_step(self.parts, loss_of, batch).loss
 
     def weights_fp32(self) -> dict[str, Tensor]:
         if self.parts.masters is None:

@@ -101,7 +101,9 @@ def peak_of(task: Task, contestant: Contestant) -> int:
 
 
 def main() -> int:
-    args = common.options(__doc__, "compare").parse_args()
+    parser = common.options(__doc__, "compare")
+    parser.add_argument("--seeds", type=common.positive, default=1, help="how many")
+    args = parser.parse_args()
     device = common.pick_device(args.device)
     be_comparable()
     traces = []
@@ -137,6 +139,7 @@ def be_comparable() -> None:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it costs time
     torch.set_num_threads(1)
 
 
