@@ -57,7 +57,7 @@ def can_work(device_type: str, dtype: torch.dtype) -> bool:
         warnings.warn(
             "CUDA is not available: this region of autocast('cuda') casts nothing. For "
             "tensors on the CPU write autocast('cpu').",
-            stacklevel=4,
+            stacklevel=5,
         )
         return False
     if dtype not in SUPPORTED_DTYPES:
