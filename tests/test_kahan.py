@@ -117,13 +117,29 @@ def test_skipped_step_leaves_weights_and_rests_alone(dtype, fused):
 def test_rest_of_a_weight_that_was_overwritten_is_dropped(dtype):
     model = OneWeight(1 + torch.rand(100, generator=torch.Generator().manual_seed(0)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    rests = KahanSummation(model, optimizer, dtype).memory
-    kept = rests[0][50:].clone()
+    (rest,) = KahanSummation(model, optimizer, dtype).memory
+    kept = rest[50:].clone()
+    assert kept.any()
     with torch.no_grad():
-        model.weight[:50] = 2.0**-20
+        model.weight[:50] = 0.0
     move(model, optimizer, torch.zeros(100))
-    assert_same_bits(rests[0][50:], kept)
-    assert_same_bits(model.weight[:50].detach(), torch.full((50,), 2.0**-20).to(dtype))
+    assert_same_bits(rest[:50], torch.zeros(50, dtype=dtype))
+    assert_same_bits(rest[50:], kept)
+
+
+@both_halves
+def test_rest_of_half_an_ulp_is_kept_when_another_weight_is_overwritten(dtype):
+    """Just below the middle of two neighbours the rest itself rounds to half an ulp."""
+    ulp = torch.finfo(dtype).eps
+    below_a_tie = 1 + ulp + ulp / 2 * (1 - 2.0 ** -(digits(dtype) // 2 + 1))
+    model = OneWeight(torch.tensor([below_a_tie, 1.0]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    (rest,) = KahanSummation(model, optimizer, dtype).memory
+    with torch.no_grad():
+        model.weight[1] = 2.0
+    move(model, optimizer, torch.zeros(2))
+    assert_same_bits(model.weight.detach(), torch.tensor([1 + ulp, 2.0]).to(dtype))
+    assert_same_bits(rest, torch.tensor([ulp / 2, 0.0]).to(dtype))
 
 
 @both_halves
