@@ -17,6 +17,10 @@ always steps on float32, be it the weights themselves or the masters of half wei
 
 A part that is not there is a value too (a disabled region, a scaler that does nothing),
 so `train_step` has no `if` for it.
+
+The three parts are those of Micikevicius et al., "Mixed Precision Training" (2018);
+that bfloat16 needs no scaling is shown in Kalamkar et al., "A Study of BFLOAT16 for
+Deep Learning Training" (2019).
 """
 
 from __future__ import annotations

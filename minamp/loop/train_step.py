@@ -22,7 +22,8 @@ Batch = TypeVar("Batch")
 def train_step(
     parts: Parts,
     loss_of: Callable[[nn.Module, Batch], Tensor],
-    *batches: Batch,
+    batch: Batch,
+    *more: Batch,
     max_norm: float | None = None,
 ) -> StepFacts:
     """Train `parts.model` by one step of its optimizer, and return what happened.
@@ -30,8 +31,8 @@ def train_step(
     Args:
         parts: as made by `Recipe.parts`.
         loss_of: the mean loss (0-dim) of a model on a batch. It runs in the region.
-        batches: one batch; or several of one size, whose gradients are accumulated as
-            if they were one large batch.
+        batch, more: one batch; or several of one size, whose gradients are accumulated
+            as if they were one large batch.
         max_norm: clip the gradient to this 2-norm. It is the norm of the true gradient,
             the loss scale is divided out first. With `inf` the norm is only measured.
 
@@ -40,7 +41,7 @@ def train_step(
     """
     model, optimizer, scaler = parts.model, parts.optimizer, parts.scaler
     optimizer.zero_grad()
-    losses = []
+    batches, losses = (batch, *more), []
     for batch in batches:
         with parts.region:  # cast: each listed op casts its inputs
             loss = loss_of(model, batch) / len(batches)  # forward
