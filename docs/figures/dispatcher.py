@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from canvas import BF16, FP16, FP32, GRID, INK, Canvas
+from canvas import BF16, FP16, FP32, INK, Canvas
 
 FLOORS = (
     ("Python", "torch.nn.functional.linear(x, w)", INK),
@@ -37,6 +37,5 @@ def lifts(canvas: Canvas, right: float, top: float) -> None:
     canvas.dot(listed, top + 88, 5, FP16)
     canvas.arrow(listed, top + 96, listed, top + 158, FP16)
     canvas.arrow(listed, top + 166, listed, top + 234, FP16)
-    canvas.line(other, top + 28, other, top + 158, GRID, 2)
-    canvas.arrow(other, top + 120, other, top + 158, INK)
+    canvas.arrow(other, top + 28, other, top + 158, INK)
     canvas.arrow(other, top + 166, other, top + 234, INK)

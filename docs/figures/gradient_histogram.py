@@ -23,7 +23,7 @@ def gradients() -> ExponentHistogram:
 
 
 def draw() -> str:
-    canvas = Canvas(480, 318, "Gradients by power of two, before and after loss scaling")
+    canvas = Canvas(480, 290, "Gradients by power of two, before and after loss scaling")
     before = gradients()
     after = before.scaled_by_power_of_two(POWER)
     for row, (title, counted) in enumerate(

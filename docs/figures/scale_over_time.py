@@ -29,7 +29,7 @@ def history() -> list[tuple[float, bool, float]]:
 
 def draw() -> str:
     canvas = Canvas(480, 236, "The loss scale searches for the largest that does not overflow")
-    axes = Axes(canvas, (44, 22, 426, 166), (0, 400), (10.5, 17.5))
+    axes = Axes(canvas, (44, 22, 426, 166), (0, 400), (10.5, 18.6))
     axes.ticks_x({n: str(n) for n in (0, 100, 200, 300, 400)}, "step")
     axes.ticks_y({p: power_of_two(p) for p in (11, 13, 15, 17)})
     steps = history()

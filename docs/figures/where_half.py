@@ -31,7 +31,7 @@ def draw() -> str:
             width = number * 420 / max(len(CUDA), len(CPU))
             canvas.rect(left, top, max(width - 2, 0), 30, colour, opacity=0.85, r=2)
             if width > 30:
-                canvas.text(left + 6, top + 20, f"{number}", 13, fill="white", bold=True)
+                canvas.text(left + 6, top + 20, f"{number}", 13, fill="var(--color-background-primary)", bold=True)
             left += width
     left = 52.0
     for label, (colour, _) in BANDS.items():
