@@ -18,6 +18,7 @@ import sys
 import threading
 import types
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -477,30 +478,38 @@ def test_a_region_left_without_being_entered_says_so():
 
 
 @pytest.fixture
-def fake_cuda(monkeypatch):
+def fake_cuda():
     """Tensors on "cuda", on every machine: fake ones, which have a dtype but no data.
 
     Without grad: a fake leaf that requires grad sets up a real device.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *args: True)
     with FakeTensorMode(), torch.no_grad():
         yield
+
+
+def cuda_region(dtype: torch.dtype = FP16, **kwargs) -> autocast:
+    """A region for CUDA, made as if there were a GPU."""
+    yes = lambda *args, **kwargs: True  # noqa: E731
+    with (
+        mock.patch("torch.cuda.is_available", yes),
+        mock.patch("torch.cuda.is_bf16_supported", yes),
+    ):
+        return autocast("cuda", dtype, **kwargs)
 
 
 def test_each_device_type_follows_its_own_region(fake_cuda):
     def seen() -> list[torch.dtype]:
         return [dtype_of_mm("cpu"), dtype_of_mm("cuda")]
 
-    with autocast("cuda", dtype=FP16):
+    with cuda_region(FP16):
         assert seen() == [FP32, FP16]
         with region(BF16):
             assert seen() == [BF16, FP16]
-            with autocast("cuda", enabled=False):
+            with cuda_region(enabled=False):
                 assert seen() == [BF16, FP32]
-            with autocast("cuda", dtype=BF16), region(FP16):
+            with cuda_region(BF16), region(FP16):
                 assert seen() == [FP16, BF16]
             assert seen() == [BF16, FP16]
         assert seen() == [FP32, FP16]
@@ -510,21 +519,22 @@ def test_an_op_on_the_list_of_one_device_type_only_is_left_alone_on_the_other(
     fake_cuda,
 ):
     half = {d: torch.ones(2, 2, device=d, dtype=BF16) for d in ("cpu", "cuda")}
-    for order in (("cpu", "cuda"), ("cuda", "cpu")):
+    makers = region, cuda_region
+    for order in (makers, makers[::-1]):
         with contextlib.ExitStack() as stack:
-            for device_type in order:
-                stack.enter_context(autocast(device_type, dtype=BF16))
+            for make in order:
+                stack.enter_context(make(BF16))
             assert torch.exp(half["cpu"]).dtype is BF16
             assert torch.exp(half["cuda"]).dtype is FP32
             # einsum stands on CUDA's list; on the CPU the bmm within stands on it.
-            for device_type in order:
+            for device_type in ("cpu", "cuda"):
                 x = torch.ones(2, 2, device=device_type)
                 assert torch.einsum("ij,jk->ik", x, x).dtype is BF16
 
 
 def test_a_cpu_scalar_does_not_bring_its_own_region_along(fake_cuda):
     x, scalar = torch.ones(2, 2, device="cuda", dtype=FP16), torch.ones(())
-    with autocast("cuda", dtype=FP16), region(BF16):
+    with cuda_region(FP16), region(BF16):
         assert (x * scalar).dtype is FP16
         assert torch.mm(x, x).dtype is FP16
 
