@@ -8,7 +8,7 @@ moves in:
 
 * for each listed op a *kernel* is registered on that floor;
 * every other op falls through it in C++, at no cost;
-* the lift stops there only in threads that are inside a region (``act``).
+* the lift stops there only in threads that are inside a region (``enter``).
 
 A kernel rewrites the arguments by the policy of the op, then calls the op again with
 the floor shut, and so the op runs as if its arguments had been cast by hand.  If the
@@ -28,9 +28,9 @@ import torch
 
 from minamp.autocasting.calls import call_for
 from minamp.autocasting.graph_guards import (
-    RunEagerly,
+    eager_stretches,
     install_tag,
-    run_eagerly,
+    needs_eager,
     show,
 )
 from minamp.autocasting.never_compiled import never_compile
@@ -173,13 +173,22 @@ def rules_for(setting: Setting, cache_enabled: bool) -> Rules:
     """The rules of ``setting``, with their kernels installed."""
     rules = Rules(setting, weights if cache_enabled else None)
     install(frozenset(rules.policies))
-    install_tag(lambda: current().signature)
     return rules
+
+
+@functools.lru_cache(maxsize=256)
+def rules_of(state: AutocastState) -> tuple[Rules, ...]:
+    """The rules of each enabled setting of ``state``."""
+    return tuple(rules_for(s, state.cache_enabled) for s in state.enabled)
 
 
 def current() -> AutocastState:
     """The state of autocast in this thread."""
     return _thread.state
+
+
+def _signature() -> str:
+    return _thread.state.signature
 
 
 def is_visible() -> bool:
@@ -194,13 +203,16 @@ class Restore(NamedTuple):
     rules: tuple[Rules, ...]
     included: bool
     excluded: bool
-    eager: RunEagerly | None
+    ran_eagerly: bool
 
 
 def enter(state: AutocastState) -> Restore:
     """Make ``state`` act in this thread; returns what ``leave`` needs to undo it."""
-    rules = tuple(rules_for(s, state.cache_enabled) for s in state.enabled)
-    eager = run_eagerly(state.signature)
+    rules = rules_of(state)
+    install_tag(_signature)
+    eager = needs_eager(state.signature)
+    if eager:
+        eager_stretches.begin()
     before = Restore(
         _thread.state, _thread.rules, is_included(KEY), is_excluded(KEY), eager
     )
@@ -214,8 +226,8 @@ def enter(state: AutocastState) -> Restore:
 def leave(before: Restore) -> None:
     """Put back what was in force before ``enter``."""
     _act(before.state, before.rules, before.included, before.excluded)
-    if before.eager is not None:
-        before.eager.__exit__()
+    if before.ran_eagerly:
+        eager_stretches.end()
     _thread.depth -= 1
     if _thread.depth == 0:
         weights.leave()

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -45,14 +45,17 @@ _MARKS = (
     torch.int32,
     torch.int64,
 )
-_marks: dict[str, torch.dtype | None] = {}
+# Shared by all copies of minamp in the process, which show their marks in one slot.
+_marks: dict[str, torch.dtype | None] = torch.__dict__.setdefault("_minamp_marks", {})
+_lock = threading.Lock()
 
 
 def mark_of(signature: str) -> torch.dtype | None:
     """The dtype that stands for ``signature`` in this process; None if none is left."""
     if signature not in _marks:
-        free = [mark for mark in _usable_marks() if mark not in _marks.values()]
-        _marks[signature] = free[0] if free else None
+        with _lock:
+            free = [mark for mark in _usable_marks() if mark not in _marks.values()]
+            _marks.setdefault(signature, free[0] if free else None)
     return _marks[signature]
 
 
@@ -94,33 +97,46 @@ def is_compiler_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-class RunEagerly(AbstractContextManager[None]):
-    """A stretch in which compiled functions run eagerly, as there is no mark for it."""
+class EagerStretches:
+    """The stretches in which compiled functions run eagerly, in whatever thread.
+
+    The compiler has one stance for the whole process, so it is taken when the first
+    such stretch begins, and given up when the last one ends.
+    """
 
     def __init__(self) -> None:
+        self._open = 0
         self._stance: Any = None
 
-    def __enter__(self) -> None:
-        # The compiler takes seconds to load, and has nothing to reuse before it is.
-        if is_compiler_loaded():
-            self._stance = torch.compiler.set_stance("force_eager")
-            self._stance.__enter__()
+    def begin(self) -> None:
+        """Compiled functions run eagerly from here on."""
+        with _lock:
+            self._open += 1
+            # The compiler takes seconds to load, and has nothing to reuse before it is.
+            if self._stance is None and is_compiler_loaded():
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
 
-    def __exit__(self, *exception: object) -> None:
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-        elif is_compiler_loaded():
-            # Loaded in here: whatever is compiled by now, is compiled without a mark.
-            torch._dynamo.reset()
+    def end(self) -> None:
+        """End one stretch; with the last, compiled functions are used again."""
+        with _lock:
+            self._open -= 1
+            if self._open:
+                return
+            if self._stance is not None:
+                self._stance.__exit__(None, None, None)
+                self._stance = None
+            elif is_compiler_loaded():
+                # Loaded in here: what is compiled by now, is compiled without a mark.
+                torch._dynamo.reset()
 
 
-def run_eagerly(signature: str) -> RunEagerly | None:
-    """A stretch without compiled code, entered, if ``signature`` has no mark."""
-    if not signature or mark_of(signature) is not None:
-        return None
-    stretch = RunEagerly()
-    stretch.__enter__()
-    return stretch
+eager_stretches = EagerStretches()
+
+
+def needs_eager(signature: str) -> bool:
+    """Whether nothing would keep graphs made under ``signature`` apart from others."""
+    return bool(signature) and mark_of(signature) is None
 
 
 class SignatureTag(str):

@@ -108,22 +108,22 @@ def _rank(device_type: str) -> int:
     return PRIORITY.index(device_type) if device_type in PRIORITY else len(PRIORITY)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class AutocastState:
-    """The settings in force, by device type, and whether weights are cached."""
+    """The settings in force, by device type, and whether weights are cached.
+
+    A training loop enters the same region in every step, so states are remembered by
+    the state and the region that they came from.
+    """
 
     settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
     cache_enabled: bool = True
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019  (bounded, and states are small)
     def entering(self, setting: Setting, cache_enabled: bool) -> AutocastState:
         """The state inside a region with ``setting``, entered from this state."""
         settings = {**self.settings, setting.device_type: setting}
         return AutocastState(MappingProxyType(settings), cache_enabled)
-
-    def without(self, device_type: str) -> AutocastState:
-        """This state with the region of ``device_type`` switched off."""
-        settings = {d: s for d, s in self.settings.items() if d != device_type}
-        return AutocastState(MappingProxyType(settings), self.cache_enabled)
 
     @functools.cached_property
     def enabled(self) -> tuple[Setting, ...]:
