@@ -8,27 +8,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from minamp.scaling.scaler import DynamicLossScaler
 from minamp.weights.kahan import KahanSummation
 from minamp.weights.master_weights import MasterWeights
 from oracles import FORMAT_OF, assert_same_bits
 from strategies import numbers, tensors
+from weight_helpers import OneWeight
 
 HALVES = (torch.float16, torch.bfloat16)
 both_halves = pytest.mark.parametrize("dtype", HALVES, ids=str)
 
 
-class OneWeight(nn.Module):
-    def __init__(self, values: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(values.clone())
-
-
 def move(model: OneWeight, optimizer: torch.optim.Optimizer, grad: Tensor) -> None:
     optimizer.zero_grad()
-    model.weight.backward(grad.to(model.weight.dtype))
+    model.give_gradient(grad)
     optimizer.step()
 
 

@@ -20,6 +20,7 @@ from minamp.scaling.scaler import DynamicLossScaler
 from minamp.weights.master_weights import MasterWeights
 from oracles import FORMAT_OF, assert_same_bits, cast_exactly
 from strategies import FINITE_ZONES, numbers, tensors
+from weight_helpers import OneWeight
 
 HALVES = (torch.float16, torch.bfloat16)
 both_halves = pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -33,18 +34,6 @@ OPTIMIZERS = {
     "Adam, fused": functools.partial(torch.optim.Adam, lr=0.01, fused=True),
     "RMSprop": functools.partial(torch.optim.RMSprop, lr=0.01),
 }
-
-
-class OneWeight(nn.Module):
-    """A model that is one tensor."""
-
-    def __init__(self, values: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(values.clone())
-
-    def give_gradient(self, grad: Tensor) -> None:
-        """Backward through autograd, with exactly this gradient."""
-        self.weight.backward(grad.to(self.weight.dtype))
 
 
 def seeds() -> st.SearchStrategy[int]:

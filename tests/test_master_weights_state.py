@@ -17,6 +17,7 @@ from minamp.weights.master_weights import MasterWeights
 from minamp.weights.stochastic_rounding import StochasticRounding
 from minamp.weights.twins import twin_of
 from oracles import assert_same_bits
+from weight_helpers import assert_same_state
 
 HALVES = (torch.float16, torch.bfloat16)
 WAYS = (MasterWeights, KahanSummation, StochasticRounding)
@@ -56,20 +57,6 @@ def through_a_file(state: Any) -> Any:
     torch.save(state, buffer)
     buffer.seek(0)
     return torch.load(buffer, weights_only=True)
-
-
-def assert_same_state(left: Any, right: Any, where: str = "") -> None:
-    """The same bits in every tensor of two nests."""
-    if isinstance(left, dict):
-        assert left.keys() == right.keys(), where
-        for key in left:
-            assert_same_state(left[key], right[key], f"{where}.{key}")
-    elif isinstance(left, (list, tuple)):
-        assert len(left) == len(right), where
-        for place, (a, b) in enumerate(zip(left, right, strict=True)):
-            assert_same_state(a, b, f"{where}.{place}")
-    else:
-        assert_same_bits(left, right, where)
 
 
 @given(

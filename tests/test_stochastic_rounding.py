@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from minamp.scaling.scaler import DynamicLossScaler
 from minamp.weights.stochastic_rounding import (
@@ -19,6 +18,7 @@ from minamp.weights.stochastic_rounding import (
 )
 from oracles import FORMAT_OF, all_patterns, assert_same_bits
 from strategies import numbers
+from weight_helpers import OneWeight
 
 HALVES = (torch.float16, torch.bfloat16)
 both_halves = pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -74,16 +74,14 @@ def test_infinity_and_nan_stay_what_they_are(special, dtype):
     assert_same_bits(round_stochastically(value, dtype), value.to(dtype))
 
 
-class OneWeight(nn.Module):
-    def __init__(self, dtype: torch.dtype, size: int = 4096) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size, dtype=dtype))
-
-
 @both_halves
 def test_updates_under_half_an_ulp_are_kept_on_average(dtype):
     torch.manual_seed(0)
-    model, lr, steps = OneWeight(dtype), torch.finfo(dtype).eps / 16, 64
+    model, lr, steps = (
+        OneWeight(torch.ones(4096, dtype=dtype)),
+        torch.finfo(dtype).eps / 16,
+        64,
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     StochasticRounding(model, optimizer)
     for _ in range(steps):
@@ -99,7 +97,7 @@ def test_updates_under_half_an_ulp_are_kept_on_average(dtype):
 @pytest.mark.parametrize("fused", [False, True])
 @both_halves
 def test_skipped_step_leaves_weights_alone(dtype, fused):
-    model = OneWeight(dtype)
+    model = OneWeight(torch.ones(4096, dtype=dtype))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, fused=fused)
     ways = StochasticRounding(model, optimizer)
     scaler = DynamicLossScaler("cpu", init_scale=4.0)
@@ -115,7 +113,7 @@ def test_skipped_step_leaves_weights_alone(dtype, fused):
 
 @both_halves
 def test_nothing_but_the_half_weight_is_kept_between_steps(dtype):
-    model = OneWeight(dtype)
+    model = OneWeight(torch.ones(4096, dtype=dtype))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     (twin,) = StochasticRounding(model, optimizer).parameters()
     assert twin.shape == model.weight.shape

@@ -24,6 +24,7 @@ from minamp.weights.kahan import KahanSummation
 from minamp.weights.master_weights import MasterWeights
 from minamp.weights.stochastic_rounding import StochasticRounding
 from oracles import assert_same_bits
+from weight_helpers import assert_same_state
 
 WAYS = {
     "autocast": None,
@@ -70,20 +71,6 @@ class Run:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.scheduler.step()
-
-
-def assert_same_state(left: Any, right: Any, where: str = "") -> None:
-    """The same bits in every tensor of two nests."""
-    if isinstance(left, dict):
-        assert left.keys() == right.keys(), where
-        for key in left:
-            assert_same_state(left[key], right[key], f"{where}.{key}")
-    elif isinstance(left, (list, tuple)):
-        assert len(left) == len(right), where
-        for place, (a, b) in enumerate(zip(left, right, strict=True)):
-            assert_same_state(a, b, f"{where}.{place}")
-    else:
-        assert_same_bits(left, right, where)
 
 
 @settings(max_examples=12)
