@@ -156,7 +156,8 @@ def is_lost(number: float, dtype: torch.dtype) -> bool:
     """
     limits = torch.finfo(dtype)
     size = abs(number)
-    past = limits.max * (1 + limits.eps / 4)
+    # The largest value is (2 - eps) * 2^e, and so half a spacing is eps / 2 * 2^e.
+    past = limits.max / (2 - limits.eps) * (2 - limits.eps / 2)
     return (
         0 < size <= limits.smallest_normal * limits.eps / 2 or past <= size < math.inf
     )
