@@ -1,4 +1,4 @@
-"""What `compare.py` says about its runs: the table, the figure, the finding."""
+"""What `compare.py` says about its runs: the table, the record, the finding."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ class Trace:
     def skipped(self) -> int:
         """Steps that overflowed: the scale is lower after them."""
         return sum(after < before for before, after in pairwise(self.scales))
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self) | {"skipped": self.skipped}
 
 
 def as_table(traces: list[Trace]) -> Table:
@@ -128,46 +131,3 @@ def is_near(half: Trace, full: Trace) -> bool:
     """
     p, n = full.score.accuracy, full.score.answers
     return abs(half.score.accuracy - p) <= 2 * math.sqrt(p * (1 - p) / n)
-
-
-def draw(traces: list[Trace]) -> Any:
-    """A column a task: loss, how far it is from full precision's, loss scale."""
-    first = [trace for trace in traces if trace.seed == 0]
-    tasks = list(dict.fromkeys(trace.task for trace in first))
-    drawn, axes = common.figure(3, len(tasks), sharex="col")
-    for column, task in zip(axes.T, tasks, strict=True):
-        loss, apart, scale = column
-        loss.set_title(f"{task}: training loss")
-        apart.set_title("loss less that of fp32")
-        scale.set(title="loss scale of fp16", xlabel="step")
-        scale.set_yscale("log", base=2)
-        for trace in (t for t in first if t.task == task):
-            draw_trace(trace, reference_of(trace, traces, "fp32"), column)
-    names, labels = axes[0][0].get_legend_handles_labels()
-    drawn.legend(names, labels, loc="outside lower center", ncols=4, fontsize=9)
-    return drawn
-
-
-def draw_trace(trace: Trace, full: Trace, column: Any) -> None:
-    """One contestant's three curves."""
-    loss, apart, scale = column
-    look = {"color": common.COLOURS[trace.contestant.dtype]}
-    look |= STYLES.get(trace.contestant.by, THIN)
-    loss.plot(trace.losses, label=str(trace.contestant), **look)
-    pairs = zip(trace.losses, full.losses, strict=True)
-    apart.plot([half - whole for half, whole in pairs], **look)
-    if trace.contestant.dtype == "fp16":
-        scale.step(range(len(trace.scales)), trace.scales, **look)
-
-
-# PyTorch's curve is broad and pale, so that minamp's is seen to lie on it.
-THIN = {"linewidth": 1.2}
-STYLES = {
-    "PyTorch": {"linewidth": 5, "alpha": 0.3},
-    "torch.amp": {"linewidth": 5, "alpha": 0.3},
-    "minamp masters": {"linewidth": 1.2, "linestyle": (0, (2, 2))},
-}
-
-
-def as_record(traces: list[Trace]) -> list[dict[str, Any]]:
-    return [asdict(trace) | {"skipped": trace.skipped} for trace in traces]

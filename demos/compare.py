@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import _common as common
-from _compare_report import Trace, as_record, as_table, draw, finding, reference_of
+from _compare_figure import draw
+from _compare_report import Trace, as_table, finding, reference_of
 from _contestants import Contestant, Run, contestants
 from _data import Digits, Source, seeded
 from _memory import peak_bytes
@@ -111,7 +112,8 @@ def main() -> int:
         steps = args.steps or (task.quick_steps if args.quick else task.steps)
         traces += train(task, contestants(args.dtype), steps, args.seeds)
     common.save_figure(draw(traces), args.out / "compare.svg")
-    common.save_record(args.out / "compare.json", device, as_record(traces))
+    record = [trace.as_record() for trace in traces]
+    common.save_record(args.out / "compare.json", device, record)
     return common.conclude(*finding(traces))
 
 
