@@ -77,20 +77,16 @@ def test_infinity_and_nan_stay_what_they_are(special, dtype):
 @both_halves
 def test_updates_under_half_an_ulp_are_kept_on_average(dtype):
     torch.manual_seed(0)
-    model, lr, steps = (
-        OneWeight(torch.ones(4096, dtype=dtype)),
-        torch.finfo(dtype).eps / 16,
-        64,
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    model, ulp = OneWeight(torch.ones(4096, dtype=dtype)), torch.finfo(dtype).eps
+    optimizer = torch.optim.SGD(model.parameters(), lr=ulp / 16)
     StochasticRounding(model, optimizer)
-    for _ in range(steps):
+    for _ in range(64):
         optimizer.zero_grad()
         (-model.weight.float().sum()).backward()
         optimizer.step()
     # Each step moves a weight by a whole ulp with probability 1/16, so 64 steps by 4
     # ulps with variance 64 * 15/256 < 4: the mean of 4096 is within 6 * 2/64 ulps.
-    moved = (model.weight.double().mean() - 1) / torch.finfo(dtype).eps
+    moved = (model.weight.double().mean() - 1) / ulp
     assert abs(moved.item() - 4) < 6 * 2 / 64
 
 
