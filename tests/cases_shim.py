@@ -44,6 +44,8 @@ def batchnorm_guard(model, scaler):
 
 
 def master_optimizer(model, optimizer_class, **kwargs):
-    from minamp.weights.master_weights import master_optimizer
+    from minamp.weights.master_weights import MasterWeights
 
-    return master_optimizer(model, optimizer_class, **kwargs)
+    optimizer = optimizer_class(model.parameters(), **kwargs)
+    MasterWeights(model, optimizer)
+    return optimizer
