@@ -59,10 +59,25 @@ def test_counters_on_the_device_say_what_counters_on_the_host_say(events, device
     assert mixed.outcome() == on_host.outcome()
 
 
+@each_kind
+def test_the_counters_of_a_checkpoint_go_on(kind, device):
+    kwargs = {"optimizer_kwargs": KINDS[kind]}
+    first, resumed = Training(device, **kwargs), Training(device, **kwargs)
+    first.steps(".x.xx")
+    resumed.steps("x")
+    state = first.scaler.outcome_log(first.optimizer).state_dict()
+    resumed.scaler.outcome_log(resumed.optimizer).load_state_dict(state)
+    for training in (first, resumed):
+        training.steps("x")
+    outcome = resumed.scaler.outcome(resumed.optimizer)
+    assert outcome == first.scaler.outcome(first.optimizer)
+    assert outcome.skipped_in_a_row == 3
+
+
 def test_another_optimizer_at_the_same_address_starts_anew():
     training = Training()
     training.steps("..")
-    log = training.scaler._log_of(training.optimizer)
+    log = training.scaler.outcome_log(training.optimizer)
     other = Training().optimizer
     training.scaler._outcomes[id(other)] = log
     assert training.scaler.outcome(other) == Outcome()

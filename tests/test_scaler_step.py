@@ -249,6 +249,7 @@ def test_every_method_that_does_something_has_a_disabled_twin():
         "get_backoff_factor",
         "get_growth_factor",
         "get_growth_interval",
+        "outcome_log",
         "register_update_hook",
         "set_backoff_factor",
         "set_growth_factor",

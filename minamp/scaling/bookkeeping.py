@@ -48,7 +48,7 @@ class Bookkeeper(PersistentScaler):
         Ask after `step`, before or after `update`. Waits for the device only if the
         answer is not known yet.
         """
-        return self._log_of(optimizer).outcome()
+        return self.outcome_log(optimizer).outcome()
 
     @otherwise(NoLossScaler.step_scheduler)
     def step_scheduler(self, scheduler: Any, *args: Any) -> None:
@@ -71,7 +71,11 @@ class Bookkeeper(PersistentScaler):
         """
         self._update_hooks.append(hook)
 
-    def _log_of(self, optimizer: Optimizer) -> OutcomeLog:
+    def outcome_log(self, optimizer: Optimizer) -> OutcomeLog:
+        """Where the optimizer's outcomes are counted; has a state_dict of its own.
+
+        (The scaler's state_dict is torch.amp's, which knows no counters.)
+        """
         log = self._outcomes.get(id(optimizer))
         if log is None or not log.belongs_to(optimizer):
             log = self._outcomes[id(optimizer)] = OutcomeLog(optimizer)
@@ -124,7 +128,7 @@ class Bookkeeper(PersistentScaler):
 
     def _note_on_host(self, optimizer: Optimizer, found_inf: bool) -> None:
         """The host has waited for the answer of this step: it costs nothing to use."""
-        log, iteration = self._log_of(optimizer), self._iteration
+        log, iteration = self.outcome_log(optimizer), self._iteration
         iteration.stepped[id(optimizer)] = weakref.ref(optimizer)
         if not found_inf:
             log.note(False)
@@ -156,7 +160,7 @@ class Bookkeeper(PersistentScaler):
         scale, _ = self._check_scale_growth_tracker("step")
         found_inf = combined(state["found_inf_per_device"], scale.device)
         if torch.compiler.is_compiling():
-            self._log_of(optimizer).note_on_device(found_inf, found_inf)
+            self.outcome_log(optimizer).note_on_device(found_inf, found_inf)
         elif found_inf.is_cpu:  # where nobody waits
             self._note_on_host(optimizer, bool(found_inf.item()))
         else:
@@ -164,7 +168,7 @@ class Bookkeeper(PersistentScaler):
             iteration.stepped[id(optimizer)] = weakref.ref(optimizer)
             iteration.found_inf = None
             at_fault = not_the_scale.scale_is_at_fault(iteration, scale.device)
-            self._log_of(optimizer).note_on_device(found_inf, at_fault)
+            self.outcome_log(optimizer).note_on_device(found_inf, at_fault)
         return found_inf
 
     def _end_iteration(self) -> None:

@@ -10,7 +10,8 @@ counters, so that steps replayed in a CUDA graph are counted too. Only who asks 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,3 +93,10 @@ class OutcomeLog:
         reason = OVERFLOW if at_fault else NOT_THE_SCALE
         reason = reason if was_skipped else ""
         return Outcome(not was_skipped, reason, taken, skipped, in_a_row)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The outcome as a dictionary: the counters go on after a resume."""
+        return asdict(self.outcome())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._on_host, self._counters = Outcome(**state_dict), None
