@@ -15,7 +15,7 @@ import torch
 
 from minamp.autocasting import dispatch_key
 from minamp.autocasting.request import resolve
-from minamp.policy.op_lists import by_fingerprint
+from minamp.policy.op_lists import with_fingerprint
 
 _entered: list[dispatch_key.Restore] = []
 
@@ -29,7 +29,7 @@ def enter_region(
 ) -> None:
     """``autocast.__enter__`` as a call in a graph, which holds lists by fingerprint."""
     around = dispatch_key.current()
-    op_lists = by_fingerprint[lists] if lists else None
+    op_lists = with_fingerprint(lists) if lists else None
     setting = resolve(around, device_type, dtype, enabled, op_lists)
     cache = around.cache_enabled if cache_enabled is None else cache_enabled
     _entered.append(dispatch_key.enter(around.entering(setting, cache)))

@@ -80,28 +80,33 @@ def overload(op: str) -> torch._ops.OpOverload:
     Raises ValueError for an op that the running PyTorch does not have, with the
     overloads it does have under that name.
     """
-    name, _, variant = op.partition(".")
-    packet = getattr(torch.ops.aten, name, None)
-    if packet is None:
+    overloads = overloads_beside(op)
+    if not overloads:
         raise ValueError(
             f"no op is called {op!r} in torch {torch.__version__}: use the "
             "dispatcher's name, for instance 'mm', 'conv2d' or 'softmax.int'"
         )
-    variants = packet.overloads()
-    if (variant or "default") not in variants:
-        spelled = [name if v == "default" else f"{name}.{v}" for v in variants]
+    if op not in overloads:
         raise ValueError(
             f"no overload is called {op!r} in torch {torch.__version__}: write one "
-            f"of {', '.join(sorted(spelled))}"
+            f"of {', '.join(sorted(overloads))}"
         )
-    return getattr(packet, variant or "default")  # type: ignore[no-any-return]
+    return overloads[op]
 
 
 def has_overload(op: str) -> bool:
     """Whether the running PyTorch has an overload called ``op``."""
-    name, _, variant = op.partition(".")
-    packet = getattr(torch.ops.aten, name, None)
-    return packet is not None and (variant or "default") in packet.overloads()
+    return op in overloads_beside(op)
+
+
+def overloads_beside(op: str) -> dict[str, torch._ops.OpOverload]:
+    """All overloads that share the name of ``op``; none for an unknown name."""
+    packet = getattr(torch.ops.aten, op.partition(".")[0], None)
+    # Python finds more there than ops, `__class__` for one.
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return {}
+    found = (getattr(packet, variant) for variant in packet.overloads())
+    return {overload.name().removeprefix("aten::"): overload for overload in found}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +130,7 @@ class OpLists:
         )
         digits = hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
         object.__setattr__(self, "fingerprint", digits)
-        by_fingerprint.setdefault(digits, self)
+        _alive[id(self)] = self
 
     def for_device(self, device_type: str) -> Table:
         """The rows for ``device_type``.  Raises ValueError if there are none."""
@@ -187,7 +192,11 @@ def op_lists(name: str, rows: Mapping[str, Iterable[Row]]) -> OpLists:
     return OpLists(name, MappingProxyType({d: table(r) for d, r in rows.items()}))
 
 
-# A compiled graph can hold no object, only its name.
-by_fingerprint: weakref.WeakValueDictionary[str, OpLists] = (
-    weakref.WeakValueDictionary()
-)
+# By id, since equal lists may live and die in any order.
+_alive: weakref.WeakValueDictionary[int, OpLists] = weakref.WeakValueDictionary()
+
+
+def with_fingerprint(fingerprint: str) -> OpLists:
+    """The lists with this fingerprint, which is all that a compiled graph can hold."""
+    alive = list(_alive.values())
+    return next(lists for lists in alive if lists.fingerprint == fingerprint)
