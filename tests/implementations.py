@@ -54,7 +54,9 @@ def _load_module(spec: str) -> ModuleType:
     if module_spec is None or module_spec.loader is None or not path.exists():
         raise LookupError(f"There is no Python file {path} to test.")
     module = importlib.util.module_from_spec(module_spec)
-    # Registered before it runs, so that what it defines can be pickled.
+    # Registered before it runs, so that what it defines can be pickled; and it may
+    # import the files beside it.
     sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
     module_spec.loader.exec_module(module)
     return module

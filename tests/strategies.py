@@ -200,13 +200,14 @@ class ScalerSettings:
     growth_interval: int
 
 
-def scaler_settings() -> st.SearchStrategy[ScalerSettings]:
+def scaler_settings(only_powers_of_two=False) -> st.SearchStrategy[ScalerSettings]:
     """Settings people use and settings nobody uses, all of them valid."""
+    odd = not only_powers_of_two
     return st.builds(
         ScalerSettings,
-        init_scale=st.sampled_from([2.0**16, 1.0, 1024.0, 3000.0, 2.0**24]),
-        growth_factor=st.sampled_from([2.0, 1.5, 4.0, 1.001]),
-        backoff_factor=st.sampled_from([0.5, 0.25, 0.9, 1 / 3]),
+        init_scale=st.sampled_from([2.0**16, 1.0, 2.0**24] + [3000.0] * odd),
+        growth_factor=st.sampled_from([2.0, 4.0] + [1.5, 1.001] * odd),
+        backoff_factor=st.sampled_from([0.5, 0.25] + [0.9, 1 / 3] * odd),
         growth_interval=st.integers(1, 5),
     )
 

@@ -22,13 +22,14 @@ from scaler_loop import OPTIMIZERS, USUAL, Loop, assert_same_tensors, make_scale
 from strategies import ScalerSettings
 
 POISONS = [math.inf, -math.inf, math.nan]
+NOT_FUSED = [name for name in OPTIMIZERS if "fused" not in name]
 by_optimizer = pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 
 
 # --- the scale ----------------------------------------------------------------------
 
 
-@by_optimizer
+@pytest.mark.parametrize("optimizer_name", NOT_FUSED)
 @given(strategies.scaler_settings(), strategies.histories())
 def test_every_history_goes_as_with_torchs_scaler(
     amp, device, optimizer_name, settings, history
@@ -40,6 +41,21 @@ def test_every_history_goes_as_with_torchs_scaler(
         theirs.step(poison)
         assert ours.scaler.state_dict() == theirs.scaler.state_dict(), number
         assert_same_tensors(ours, theirs, f"step {number}")
+
+
+@given(strategies.scaler_settings(only_powers_of_two=True), strategies.histories())
+def test_every_history_of_a_fused_optimizer_goes_as_with_torchs_scaler(
+    amp, device, settings, history
+):
+    """A fused optimizer may divide by the scale itself. Others multiply by its
+    reciprocal, and only for powers of two is that the same to the bit."""
+    ours = Loop(amp.GradScaler, device, settings, "fused adam")
+    theirs = Loop(torch.amp.GradScaler, device, settings, "fused adam")
+    for number, poison in enumerate(history):
+        ours.step(poison)
+        theirs.step(poison)
+        assert ours.scaler.state_dict() == theirs.scaler.state_dict(), number
+        assert_same_bits(ours.weight.detach(), theirs.weight.detach(), f"step {number}")
 
 
 @given(strategies.scaler_settings(), strategies.histories())
