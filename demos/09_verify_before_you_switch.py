@@ -6,7 +6,7 @@ safe, and once with one that takes large exponentials of half values, outside th
 region: exp(12) overflows in fp16.  Both are the same number in exact arithmetic.
 
     python demos/09_verify_before_you_switch.py            5 seeds, 120 steps each
-    python demos/09_verify_before_you_switch.py --quick    3 seeds, 100 steps each
+    python demos/09_verify_before_you_switch.py --quick    3 seeds, 50 steps each
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def train(way: str, loss_name: str, data: Digits, seed: int, steps: int, into: R
     torch.manual_seed(seed)
     (dtype, amp), loss_of, kind = WAYS[way], LOSSES[loss_name], data.device.type
     model, draws = _lesson.perceptron().to(data.device), seeded(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
     half = common.DTYPES[dtype] if dtype != "fp32" else None
     region = amp.autocast(kind, half, enabled=half is not None)
     scaler = amp.GradScaler(kind, init_scale=2.0**10, enabled=dtype == "fp16")
@@ -126,7 +126,7 @@ def draw(everything: dict[str, dict[str, Runs]]) -> Any:
 def main() -> int:
     args = _lesson.begin(__doc__, __file__)
     data = Digits.load(args.device)
-    seeds, steps = (3, 100) if args.quick else (5, 120)
+    seeds, steps = (3, 50) if args.quick else (5, 120)
     everything: dict[str, dict[str, Runs]] = {}
     with warnings.catch_warnings(record=True) as said:
         warnings.filterwarnings("always", "A step was skipped")  # quoted below
