@@ -52,7 +52,10 @@ from minamp.tensors.histogram import ExponentHistogram, exponent_histogram
 from minamp.version import __version__
 from minamp.weights.kahan import KahanSummation
 from minamp.weights.master_weights import MasterWeights
-from minamp.weights.stochastic_rounding import StochasticRounding
+from minamp.weights.stochastic_rounding import (
+    StochasticRounding,
+    round_stochastically,
+)
 
 #: The name that torch.amp gives it: changing one import line switches a script.
 GradScaler = DynamicLossScaler
@@ -96,6 +99,7 @@ __all__ = [
     "Recipe",
     "RECIPES",
     "round_to_nearest_even",
+    "round_stochastically",
     "safe_lists",
     "ScaleState",
     "Share",

@@ -1,28 +1,32 @@
-"""minamp under the names that a collection of reported cases asks an implementation for.
+"""minamp under the names by which reported cases ask any implementation for its parts.
 
-Each name is looked up when it is used, so that a part that is missing misses only its
-own cases.
+Autocast uses the `safe` lists here: several of the reports are about what PyTorch's own
+lists leave dangerous, and the default lists are exactly PyTorch's.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from torch import nn
+from torch.optim import Optimizer
 
-_HOMES = {
-    "autocast": "minamp.autocasting.region",
-    "custom_fwd": "minamp.autocasting.custom_function",
-    "custom_bwd": "minamp.autocasting.custom_function",
-    "overflow_trace": "minamp.scaling.overflow_trace",
-    "GradScaler": "minamp.scaling.scaler:DynamicLossScaler",
-}
+import minamp
+from minamp import (
+    FP16,
+    GradScaler,
+    batchnorm_guard,
+    custom_bwd,
+    custom_fwd,
+    overflow_trace,
+)
+from minamp.tensors.histogram import share_lost_to_zero
+
+__all__ = ["GradScaler", "batchnorm_guard", "custom_bwd", "custom_fwd"]
+__all__ += ["overflow_trace"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(name)
-    module, _, attribute = _HOMES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute or name)
+class autocast(minamp.autocast):  # noqa: N801
+    def __init__(self, *args, op_lists=None, **kwargs):
+        super().__init__(*args, op_lists=op_lists or minamp.safe_lists(), **kwargs)
 
 
 def step_was_skipped(scaler, optimizer) -> bool:
@@ -30,22 +34,22 @@ def step_was_skipped(scaler, optimizer) -> bool:
 
 
 def sharded_scaler(process_group=None, **kwargs):
-    return __getattr__("GradScaler")("cpu", process_group=process_group, **kwargs)
+    return GradScaler("cpu", process_group=process_group, **kwargs)
 
 
 def synced_scaler(process_group=None, **kwargs):
-    return __getattr__("GradScaler")("cpu", process_group=process_group, **kwargs)
+    return GradScaler("cpu", process_group=process_group, **kwargs)
 
 
-def batchnorm_guard(model, scaler):
-    from minamp.scaling.batchnorm_guard import batchnorm_guard
-
-    return batchnorm_guard(model, scaler)
-
-
-def master_optimizer(model, optimizer_class, **kwargs):
-    from minamp.weights.master_weights import MasterWeights
-
+def master_optimizer(model: nn.Module, optimizer_class, **kwargs) -> Optimizer:
     optimizer = optimizer_class(model.parameters(), **kwargs)
-    MasterWeights(model, optimizer)
+    minamp.MasterWeights(model, optimizer)
     return optimizer
+
+
+def underflow_fraction(model: nn.Module) -> dict[str, float]:
+    return {
+        name: share_lost_to_zero(parameter.grad, FP16)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
