@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import warnings
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,24 @@ def steps_without_group(rank: int) -> tuple[float, float]:
     training = Training()
     training.step(math.nan if rank else 0.0)
     return training.steps_taken, training.scaler.get_scale()
+
+
+def nan_loss_on_one_rank(rank: int, group=None) -> float:
+    """Gradients are averaged, as DDP does, so every rank has NaN in them."""
+    training = Training(process_group=group)
+    training.optimizer.zero_grad()
+    loss = training.loss() * (math.nan if rank else 1.0)
+    training.scaler.scale(loss).backward()
+    dist.all_reduce(training.weight.grad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # about the loss
+        training.scaler.step(training.optimizer)
+    training.scaler.update()
+    return training.scaler.get_scale()
+
+
+def nan_loss_on_one_rank_with_group(rank: int) -> float:
+    return nan_loss_on_one_rank(rank, dist.group.WORLD)
 
 
 def uneven_then_agreed(rank: int) -> float:
@@ -87,6 +106,8 @@ SCENARIOS = [
     steps_with_group,
     fused_steps_with_group,
     steps_without_group,
+    nan_loss_on_one_rank,
+    nan_loss_on_one_rank_with_group,
     uneven_then_agreed,
 ]
 # fully_shard records events on the streams of its device, the CPU's included.
@@ -127,6 +148,13 @@ def test_fused_optimizers_skip_on_all_ranks_of_the_group(results):
 def test_without_a_group_each_rank_goes_its_own_way(results):
     """What the group is for; a script for one process communicates with nobody."""
     assert results["steps_without_group"] == [(1.0, 1024.0), (0.0, 512.0)]
+
+
+def test_a_nan_loss_on_one_rank_never_parts_the_scales(results):
+    """With a group the ranks know that the scale is not at fault; without, they cannot
+    know, and back off together."""
+    assert results["nan_loss_on_one_rank"] == [512.0] * RANKS
+    assert results["nan_loss_on_one_rank_with_group"] == [1024.0] * RANKS
 
 
 def test_ranks_with_unequal_histories_agree_on_the_smallest_scale(results):

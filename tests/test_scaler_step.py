@@ -220,6 +220,17 @@ def test_a_half_loss_of_any_shape_does_not_overflow_when_it_is_scaled():
         assert torch.equal(scaled, torch.full(shape, 2.0**17))
 
 
+def test_a_loss_scaled_inside_vmap_or_grad_is_not_kept(device):
+    """torch.func's tensors are not valid outside: looking at one later is an error."""
+    training = Training(device)
+    scale = training.scaler.scale
+    x = torch.ones(2, 3, device=device)
+    assert torch.equal(torch.vmap(lambda x: scale(x.sum()))(x), 1024 * x.sum(1))
+    assert torch.equal(torch.func.grad(lambda x: scale(x.sum()))(x), 1024 * x)
+    training.steps("x.")
+    assert training.steps_taken == 1
+
+
 def test_the_loss_itself_stays_as_it_was():
     loss = torch.tensor(3.0)
     DynamicLossScaler("cpu").scale(loss)

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from minamp.scaling import mistakes, not_the_scale
 from minamp.scaling.diagnosis import Blame, Names, blame, report
+from minamp.scaling.distributed import agree_on_fault
 from minamp.scaling.found_inf import FoundInf, combined
 from minamp.scaling.iteration import (
     OptimizerState,
@@ -83,7 +84,7 @@ class Bookkeeper(PersistentScaler):
 
     def _notice(self, output: Tensor, scaled: Tensor) -> None:
         """Remember the loss, and be told when the backward pass of it begins."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not_the_scale.is_inside_transform(output):
             return
         not_the_scale.note_loss(self._iteration, output)
         if scaled.requires_grad:
@@ -136,9 +137,9 @@ class Bookkeeper(PersistentScaler):
         iteration.skipped.append(weakref.ref(optimizer))
         if iteration.found_inf is not None:
             iteration.found_inf = True
-        at_fault = not_the_scale.scale_is_at_fault(iteration, torch.device("cpu"))
-        log.note(True, bool(at_fault))
-        self._speak_of_skip(optimizer, bool(at_fault))
+        at_fault = bool(self._scale_is_at_fault().item())
+        log.note(True, at_fault)
+        self._speak_of_skip(optimizer, at_fault)
 
     def _speak_of_skip(self, optimizer: Optimizer, scale_at_fault: bool) -> None:
         if not (scale_at_fault or self._iteration.stale or self._has_warned_of_loss):
@@ -167,9 +168,18 @@ class Bookkeeper(PersistentScaler):
             iteration = self._iteration
             iteration.stepped[id(optimizer)] = weakref.ref(optimizer)
             iteration.found_inf = None
-            at_fault = not_the_scale.scale_is_at_fault(iteration, scale.device)
+            at_fault = self._scale_is_at_fault()
             self.outcome_log(optimizer).note_on_device(found_inf, at_fault)
         return found_inf
+
+    def _scale_is_at_fault(self) -> Tensor:
+        """Could a smaller scale have avoided this overflow? bool, 0-dim, unread."""
+        iteration = self._iteration
+        if iteration.at_fault is None:
+            device = torch.device("cpu") if self._scale is None else self._scale.device
+            at_fault = not_the_scale.scale_is_at_fault(iteration, device)
+            iteration.at_fault = agree_on_fault(at_fault, self._process_group)
+        return iteration.at_fault
 
     def _end_iteration(self) -> None:
         """Forget the optimizers' states; torch.amp makes a new dictionary, too."""

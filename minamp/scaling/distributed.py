@@ -64,6 +64,29 @@ def _groups(
     return list(groups.values())
 
 
+def agree_on_fault(at_fault: Tensor, process_group: ProcessGroup | None) -> Tensor:
+    """The scale is at fault for an overflow if every rank of the group says so.
+
+    A NaN loss of one rank reaches the others through averaged gradients. Ranks that
+    have no group to talk in cannot know, so there, as in torch.amp, every overflow
+    lowers the scale: it must fall on all of them or on none.
+    """
+    if process_group is not None:
+        votes = at_fault.float()
+        torch.distributed.all_reduce(
+            votes, torch.distributed.ReduceOp.MIN, process_group
+        )
+        return votes.bool()
+    return torch.ones_like(at_fault) if has_other_ranks() else at_fault
+
+
+def has_other_ranks() -> bool:
+    """Is this process one of several that train together?"""
+    distributed = torch.distributed
+    has_ranks = distributed.is_available() and distributed.is_initialized()
+    return has_ranks and distributed.get_world_size() > 1
+
+
 def agree_on_scale(
     scale: Tensor, growth_tracker: Tensor, process_group: ProcessGroup | None
 ) -> None:

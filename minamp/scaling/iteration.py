@@ -44,6 +44,7 @@ class Iteration:
         self.backwards = 0  # backward passes of scaled losses that have begun
         self.losses: list[Tensor] = []  # before scaling, detached
         self.stale = False  # the gradients of a skipped step were not zeroed
+        self.at_fault: Tensor | None = None  # is the scale? None: not asked yet
         self.found_inf: bool | None = False  # None: only the device knows
         self.stepped: dict[int, weakref.ref[Optimizer]] = {}
         self.skipped: list[weakref.ref[Optimizer]] = []

@@ -50,6 +50,12 @@ def note_loss(iteration: Iteration, output: Tensor) -> None:
         iteration.losses.append(output.detach())
 
 
+def is_inside_transform(output: Tensor) -> bool:
+    """Is this a tensor of torch.func or vmap? It is not valid outside, so not kept."""
+    # torch has no public name for the question.
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(output))
+
+
 def look_for_stale_gradients(iteration: Iteration) -> None:
     """As a backward pass begins: were the gradients of a skipped step zeroed?
 

@@ -76,7 +76,8 @@ class PersistentScaler(ScaleKeeper):
             self._growth_tracker.fill_(self._init_growth_tracker)
         if "tolerance_counters" in state_dict:
             counters = torch.tensor(state_dict["tolerance_counters"], dtype=torch.int32)
-            self._tolerance_counters = counters
+            where = "cpu" if self._scale is None else self._scale.device
+            self._tolerance_counters = counters.to(where)
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle and deepcopy take: no tensors, so it loads on any machine.

@@ -118,7 +118,8 @@ class DynamicLossScaler(UpdatingScaler):
         return found
 
     def _found_inf_per_device(self, optimizer: Optimizer) -> FoundInf:
-        return self._state_of(optimizer)["found_inf_per_device"]  # type: ignore
+        found_inf: FoundInf = self._state_of(optimizer)["found_inf_per_device"]
+        return found_inf
 
     def _agreed(self, found_inf: FoundInf, optimizer: Optimizer) -> FoundInf:
         device = self._device if self._scale is None else self._scale.device

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minamp.scaling import floor, not_the_scale
+from minamp.scaling import floor
 from minamp.scaling.bookkeeping import Bookkeeper
 from minamp.scaling.device_rule import update_scale_
 from minamp.scaling.diagnosis import blame, report
@@ -87,8 +87,7 @@ class UpdatingScaler(Bookkeeper):
         """Shall the scale be lowered if this was an overflow? bool, 0-dim."""
         back_off = found_inf
         if self._iteration.found_inf is not False:  # else known to be no overflow
-            device = found_inf.device
-            back_off = not_the_scale.scale_is_at_fault(self._iteration, device)
+            back_off = self._scale_is_at_fault()
         if self._tolerance is not None and self._tolerance_counters is not None:
             counters = self._tolerance_counters
             back_off = back_off & self._tolerance.backs_off(counters, found_inf)
