@@ -43,7 +43,7 @@ def main() -> int:
     args = options()
     device = common.pick_device(args.device)
     deadline = time.monotonic() + 60 * args.minutes
-    folder = args.out / f"{time.strftime('%Y-%m-%d')}-{short_name(device)}"
+    folder = from_root(args.out / f"{time.strftime('%Y-%m-%d')}-{short_name(device)}")
     checks = []
     for command in commands(device, args, folder):
         check = run(command, deadline - time.monotonic())
@@ -51,9 +51,9 @@ def main() -> int:
         if check.ended != "passed":
             common.console.print(check.output, markup=False, highlight=False)
         checks.append(check)
-    folder.mkdir(parents=True, exist_ok=True)
     page = folder / "README.md"
-    page.write_text(as_page(device, checks), encoding="utf-8")
+    (ROOT / folder).mkdir(parents=True, exist_ok=True)
+    (ROOT / page).write_text(as_page(device, checks), encoding="utf-8")
     common.console.print(f"record  {page}")
     passed = all(check.ended == "passed" for check in checks)
     return common.conclude("the tests and both demos' findings hold here.", passed)
@@ -80,6 +80,12 @@ def commands(
         ["demos/compare.py", *for_demos],
         ["-m", "pytest", "-q", *on_device, args.tests],
     ]
+
+
+def from_root(path: Path) -> Path:
+    """Relative, if inside the source tree: a record must not tell where that lies."""
+    path = path.resolve()
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 def run(command: list[str], seconds: float) -> Check:

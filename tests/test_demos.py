@@ -114,6 +114,12 @@ def test_a_command_that_takes_too_long_is_ended_and_said_so():
     assert check.seconds < 30
 
 
+def test_a_record_does_not_tell_where_the_source_tree_lies(tmp_path):
+    folder = record.from_root(ROOT / "demos" / "results" / "a")
+    assert str(folder) == "demos/results/a"
+    assert record.from_root(tmp_path) == tmp_path
+
+
 def test_a_command_that_fails_is_said_so():
     assert record.run(["-c", "raise SystemExit(3)"], 60).ended == "failed"
 
