@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracles
 import strategies
@@ -144,3 +145,34 @@ def test_the_values_of_sparse_and_complex_gradients_share_their_memory():
     complex_ = torch.ones(2, dtype=torch.complex64)
     gradients.values_of(complex_).mul_(3)
     assert torch.equal(complex_, torch.full((2,), 3 + 0j))
+
+
+class CountCalls(TorchDispatchMode):
+    """How many operators PyTorch runs: what many small tensors cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls_for(tensors: list[torch.Tensor]) -> int:
+    with CountCalls() as count:
+        (group,) = gradients.by_device_and_dtype(tensors).values()
+        gradients.norm(group)
+        gradients.check_and_multiply_(group, torch.tensor(0.5))
+    return count.calls
+
+
+def test_many_small_tensors_cost_no_more_than_their_number():
+    few, many = (calls_for([torch.ones(4)] * n) for n in (1_000, 10_000))
+    assert many <= 10 * few
+    assert many < 1_000, "tensors of one shape share their calls"
+
+
+def test_the_number_of_calls_grows_with_elements_not_faster():
+    small, large = (calls_for([torch.ones(n)]) for n in (2**20, 2**23))
+    assert large <= 8 * small

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 
 import pytest
 import torch
@@ -191,6 +191,7 @@ Pair = namedtuple("Pair", "first second")
         Pair(torch.tensor(3.0), torch.tensor(3.0)),
         {"a": torch.tensor(3.0)},
         OrderedDict(a=[torch.tensor(3.0)]),
+        defaultdict(list, {1: torch.tensor(3.0)}),
     ],
     ids=lambda nest: type(nest).__name__,
 )

@@ -36,8 +36,8 @@ def clip_and_unscale(
     everywhere = [norm.to(device, non_blocking=True) for norm in norms.values()]
     norm_scaled = torch.linalg.vector_norm(torch.stack(everywhere))
     norm = norm_scaled * inv_scale
-    clipped = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    factor = inv_scale * torch.where(norm_scaled.isfinite(), clipped, 1.0)
+    shrink = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    factor = inv_scale * torch.where(norm_scaled.isfinite(), shrink, 1.0)
     for place, group in groups.items():
         gradients.multiply_(group, factor.to(place[0], torch.float32))
     return norm, _found_inf(norms)

@@ -7,7 +7,8 @@ log, stays as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import copy
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 import torch
@@ -36,9 +37,11 @@ def map_tensors(outputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """
     if isinstance(outputs, Tensor):
         return change(outputs)
-    if isinstance(outputs, Mapping):
-        changed = {key: map_tensors(value, change) for key, value in outputs.items()}
-        return changed if type(outputs) is dict else type(outputs)(**changed)
+    if isinstance(outputs, MutableMapping):
+        changed = copy.copy(outputs)  # of whatever type it is, with its default factory
+        for key, value in outputs.items():
+            changed[key] = map_tensors(value, change)
+        return changed
     if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
         return type(outputs)(*(map_tensors(value, change) for value in outputs))
     if isinstance(outputs, Iterable) and not isinstance(outputs, (str, bytes)):
