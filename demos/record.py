@@ -6,8 +6,9 @@ Continuous integration has no GPU, so whoever has one runs this there now and th
 
 It runs both measuring demos, then the tests, and keeps a folder in `demos/results/`:
 figures, numbers, and a page with what was said, versions and device.  It needs no
-network, and minamp need not be installed.  All together takes at most `--minutes`: a
-command that would take longer is ended, and the page says so.
+network; minamp need not be installed, but what its tests need must be.  All together
+takes at most `--minutes`: a command that would take longer is ended, and the page says
+so.
 """
 
 from __future__ import annotations
