@@ -1,9 +1,9 @@
 """Look at every built page in a browser: python docs/check_pages.py [docs/_build/html]
 
 Opens each page in headless Chromium, as wide as a desktop and as a phone, and finds no
-console error, no image that is missing, no TeX left raw, nothing fetched from a network,
-no page that scrolls sideways. Needs chromium and chromedriver on the path (Debian:
-apt-get install chromium chromium-driver), and nothing else.
+console error, no image that is missing, no TeX left raw, nothing fetched from a
+network, no page that scrolls sideways. Needs chromium and chromedriver on the path
+(Debian: apt-get install chromium chromium-driver), and nothing else.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ for (const formula of document.querySelectorAll("math"))
 const text = document.querySelector("article").innerText;
 const code = [...document.querySelectorAll("article pre, article code")];
 const prose = code.reduce((left, part) => left.replace(part.innerText, ""), text);
-const tex = prose.match(/\\(frac|cdot|text|left|sum|sqrt|begin)\b|\$\$|\$[^$\n]{1,60}\$/);
+const tex = prose.match(
+  /\\(frac|cdot|text|left|sum|sqrt|begin)\b|\$\$|\$[^$\n]{1,60}\$/
+);
 if (tex) faults.push(`raw TeX: ${tex[0]}`);
 for (const entry of performance.getEntriesByType("resource"))
   if (!entry.name.startsWith("file:") && !entry.name.startsWith("data:"))
@@ -131,7 +133,10 @@ def browser() -> Iterator[Browser]:
 
 def _wait_for(port: int) -> None:
     for _ in range(100):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port)),
+        ):
             return
         time.sleep(0.1)
     raise TimeoutError("chromedriver did not start")

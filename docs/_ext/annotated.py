@@ -1,9 +1,9 @@
-"""`annotated`: a source file as a page, its prose on the left and its code on the right.
+"""`annotated`: a source file as a page, prose on the left and code on the right.
 
 The page is made from the file itself. Module docstring, docstrings and whole-line
-comments are its prose; each stands beside the code that it speaks of. On a narrow screen
-prose and code follow one another. One page a file, and an index, are written to source/
-when a build begins.
+comments are its prose; each stands beside the code that it speaks of. On a narrow
+screen prose and code follow one another. One page a file, and an index, are written to
+source/ when a build begins.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from itertools import groupby
 from pathlib import Path
 
 from docutils import nodes
-from prose import Link, to_html
-from reading import Row, rows_of
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+from prose import Link, to_html
+from reading import Row, rows_of
 from tour import ROOT, Stop, find, tour
+
 
 class Annotated(SphinxDirective):
     """The file named by the argument."""
@@ -28,7 +30,9 @@ class Annotated(SphinxDirective):
         self.env.note_dependency(str(path))
         lead, rows = rows_of(path.read_text(encoding="utf-8"))
         page = nodes.container(classes=["annotated"])
-        page += nodes.raw("", f'<div class="lead">{self.html(lead)}</div>', format="html")
+        page += nodes.raw(
+            "", f'<div class="lead">{self.html(lead)}</div>', format="html"
+        )
         page.extend(self.rendered(row) for row in rows)
         return [page]
 

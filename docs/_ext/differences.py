@@ -10,9 +10,10 @@ import importlib.util
 import sys
 
 from docutils import nodes
-from prose import inline
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+from prose import inline
 from tour import ROOT
 
 TABLE = ROOT / "tests" / "intended_differences.py"

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from docutils import nodes
 from docutils.parsers.rst import directives
-from reading import quoted, tests
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective, SphinxRole
+
+from reading import quoted, tests
 from tour import ROOT, find, stops_by_path
 
 
@@ -27,7 +28,9 @@ class Quote(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         try:
-            path, inside, source = quoted(self.arguments[0], "docstring" in self.options)
+            path, inside, source = quoted(
+                self.arguments[0], "docstring" in self.options
+            )
         except LookupError as error:
             raise self.error(f"quote: {error}") from error
         self.env.note_dependency(str(path))
@@ -55,7 +58,9 @@ class SourceRole(SphinxRole):
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         stop = find(self.text)
         if stop is None:
-            return [], [_unknown(self, f"no single file of minamp is called {self.text}")]
+            return [], [
+                _unknown(self, f"no single file of minamp is called {self.text}")
+            ]
         up = "../" * self.env.docname.count("/")
         label = nodes.literal(text=self.text.split("/")[-1])
         target = f"{up}{stop.docname}.html"

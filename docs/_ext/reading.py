@@ -98,7 +98,11 @@ def quoted(name: str, docstring: bool = False) -> tuple[Path, str, str]:
         if found == inside:
             hidden = () if docstring else docstring_lines(node)
             numbers = range(first_line(node), (node.end_lineno or 0) + 1)
-            return path, inside, _dedented(lines[n - 1] for n in numbers if n not in hidden)
+            return (
+                path,
+                inside,
+                _dedented(lines[n - 1] for n in numbers if n not in hidden),
+            )
     for node in module.body:
         if inside in _assigned(node):
             return path, inside, "\n".join(lines[node.lineno - 1 : node.end_lineno])

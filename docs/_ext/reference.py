@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from prose import to_html
 from sphinx.application import Sphinx
+
+from prose import to_html
 
 
 def docstring_as_html(

@@ -32,7 +32,9 @@ def draw() -> str:
             opacity = 0.45 if part == "half copy" else 0.85
             canvas.rect(left, top, 20 * size - 2, 26, colour, opacity=opacity, r=2)
             if size:
-                canvas.text(left + 10 * size - 1, top + 18, f"{size}", 12, "middle", PAPER)
+                canvas.text(
+                    left + 10 * size - 1, top + 18, f"{size}", 12, "middle", PAPER
+                )
             left += 20 * size
         canvas.text(left + 6, top + 18, f"{sum(sizes)}", 13, bold=True)
     left = 0.0

@@ -81,7 +81,9 @@ def run(rule: Rule) -> list[tuple[float, bool]]:
 
 
 def draw() -> str:
-    canvas = Canvas(480, 400, "The loss scale of four tools on one history of overflows")
+    canvas = Canvas(
+        480, 400, "The loss scale of four tools on one history of overflows"
+    )
     for row, (name, rule, colour) in enumerate(RULES):
         axes = Axes(canvas, (8, 24 + 92 * row, 464, 62), (0, STEPS), (8.5, 14.5))
         last = row == len(RULES) - 1

@@ -23,8 +23,12 @@ FORMATS = (
 def draw() -> str:
     canvas = Canvas(480, 262, "Number formats by range and by digits")
     axes = Axes(canvas, (40, 26, 424, 184), (0, 300), (0, 26))
-    axes.ticks_x({n: str(n) for n in (0, 50, 100, 150, 200, 250, 300)}, "binades it reaches")
-    axes.ticks_y({n: str(n) for n in (0, 4, 8, 12, 16, 20, 24)}, "binary digits it keeps")
+    axes.ticks_x(
+        {n: str(n) for n in (0, 50, 100, 150, 200, 250, 300)}, "binades it reaches"
+    )
+    axes.ticks_y(
+        {n: str(n) for n in (0, 4, 8, 12, 16, 20, 24)}, "binary digits it keeps"
+    )
     for fmt, name, colour, anchor in FORMATS:
         binades = fmt.max_exponent - floor_log2(fmt.smallest_subnormal) + 1
         x, y = axes.at(binades, fmt.mantissa_bits + 1)

@@ -19,7 +19,9 @@ def draw() -> str:
         if round_to_nearest_even(Fraction(number), FORMAT) == number:
             spacing = FORMAT.spacing(number)
             is_even = (number / spacing) % 2 == 0
-            canvas.line(across(number), 90, across(number), 110, FP16, 3 if is_even else 1.5)
+            canvas.line(
+                across(number), 90, across(number), 110, FP16, 3 if is_even else 1.5
+            )
             canvas.text(across(number), 128, str(number), 12, "middle", mono=True)
     canvas.line(across(2048), 20, across(2048), 90, GRID, 1.5, "4 3")
     canvas.text(across(2048) - 6, 16, "step 1", 12, "end", faint=True)

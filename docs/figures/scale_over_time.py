@@ -28,12 +28,19 @@ def history() -> list[tuple[float, bool, float]]:
 
 
 def draw() -> str:
-    canvas = Canvas(480, 236, "The loss scale searches for the largest that does not overflow")
+    canvas = Canvas(
+        480, 236, "The loss scale searches for the largest that does not overflow"
+    )
     axes = Axes(canvas, (44, 22, 426, 166), (0, 400), (10.5, 18.6))
     axes.ticks_x({n: str(n) for n in (0, 100, 200, 300, 400)}, "step")
     axes.ticks_y({p: power_of_two(p) for p in (11, 13, 15, 17)})
     steps = history()
-    axes.curve([(n, best) for n, (_, _, best) in enumerate(steps)], stroke=GOOD, dash="4 3", width=1.5)
+    axes.curve(
+        [(n, best) for n, (_, _, best) in enumerate(steps)],
+        stroke=GOOD,
+        dash="4 3",
+        width=1.5,
+    )
     axes.curve(staircase(steps), stroke=FP16)
     for number, (scale, found_inf, _) in enumerate(steps):
         if found_inf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from canvas import BF16, FP8, FP16, GOOD, Axes, Canvas
 from minamp import KahanSummation, MasterWeights, StochasticRounding
 
@@ -28,11 +29,19 @@ def path(kind: type | None) -> list[tuple[int, float]]:
 
 
 def draw() -> str:
-    canvas = Canvas(480, 258, "Two hundred updates of a ten-thousandth on a weight of one")
+    canvas = Canvas(
+        480, 258, "Two hundred updates of a ten-thousandth on a weight of one"
+    )
     axes = Axes(canvas, (52, 24, 418, 166), (0, STEPS), (0.976, 1.0035))
     axes.ticks_x({n: str(n) for n in (0, 50, 100, 150, 200)}, "step")
     axes.ticks_y({y: f"{y:.3f}" for y in (0.98, 0.985, 0.99, 0.995, 1.0)})
-    axes.curve([(0, 1), (STEPS, 1 - STEPS * RATE)], stroke=GOOD, dash="5 4", width=5, opacity=0.5)
+    axes.curve(
+        [(0, 1), (STEPS, 1 - STEPS * RATE)],
+        stroke=GOOD,
+        dash="5 4",
+        width=5,
+        opacity=0.5,
+    )
     axes.curve(path(StochasticRounding), stroke=FP8, width=1.5)
     axes.curve(path(KahanSummation), stroke=BF16, width=3.5, opacity=0.55)
     axes.curve(path(MasterWeights), stroke=FP16, width=1.5)

@@ -1,10 +1,16 @@
-"""The drawing for the wall: a call through the floors, and a step round its course."""
+"""The drawing for the wall: a call through the floors, and a step round its course.
+
+python docs/figures/wall.py wall.svg        the drawing as a file, to be printed
+"""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import dispatcher
 import one_step
-from canvas import BF16, FP8, FP16, FP32, GRID, INK, Canvas, power_of_two
+from canvas import BF16, FP8, FP16, FP32, GRID, INK, Canvas, power_of_two, standalone
 from minamp import BF16 as BF16_FORMAT
 from minamp import FP16 as FP16_FORMAT
 from minamp import FP32 as FP32_FORMAT
@@ -12,6 +18,7 @@ from minamp.numbers.formats import floor_log2
 from minamp.policy.op_lists import Category
 from minamp.policy.torch_lists import CUDA
 
+PAPER = "var(--color-background-primary)"
 COLOURS = {
     Category.LOWER_PRECISION_FP: FP16,
     Category.FP32: FP32,
@@ -30,7 +37,7 @@ def draw() -> str:
     one_step.step(canvas, 540, 86)
     canvas.text(20, 424, "What the formats hold", 17, bold=True)
     formats(canvas, 20, 440)
-    canvas.text(20, 610, "Who runs where (CUDA), and why", 17, bold=True)
+    canvas.text(20, 610, "Who runs where (CUDA)", 17, bold=True)
     families(canvas, 20, 628)
     canvas.text(540, 540, "The loss scale", 17, bold=True)
     rule(canvas, 540, 556)
@@ -53,9 +60,10 @@ def formats(canvas: Canvas, x: float, y: float) -> None:
         canvas.rect(lowest, top, normal - lowest, 22, colour, opacity=0.35)
         canvas.rect(normal, top, right - normal, 22, colour, opacity=0.85)
         digits = f"{fmt.mantissa_bits + 1} digits"
-        canvas.text(across(128) - 4 if fmt is not FP16_FORMAT else right + 8, top + 16,
-                    digits, 12, "end" if fmt is not FP16_FORMAT else "start",
-                    "var(--color-background-primary)" if fmt is not FP16_FORMAT else None)  # fmt: skip
+        if fmt is FP16_FORMAT:
+            canvas.text(right + 8, top + 16, digits, 12)
+        else:
+            canvas.text(right - 4, top + 16, digits, 12, "end", PAPER)
 
 
 def families(canvas: Canvas, x: float, y: float) -> None:
@@ -87,3 +95,7 @@ def rule(canvas: Canvas, x: float, y: float) -> None:
         canvas.rect(x, y + 26 * row, 8, 20, colour, opacity=0.9, r=2)
         canvas.text(x + 16, y + 15 + 26 * row, when, 13, bold=True)
         canvas.text(x + 150, y + 15 + 26 * row, what, 13, fill=INK)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(standalone(draw()), encoding="utf-8")

@@ -26,12 +26,19 @@ def draw() -> str:
         counts = Counter(entry.category for entry in rows)
         canvas.text(0, top + 20, name, bold=True)
         left = 52.0
-        for label, (colour, categories) in BANDS.items():
+        for colour, categories in BANDS.values():
             number = sum(counts[category] for category in categories)
             width = number * 420 / max(len(CUDA), len(CPU))
             canvas.rect(left, top, max(width - 2, 0), 30, colour, opacity=0.85, r=2)
             if width > 30:
-                canvas.text(left + 6, top + 20, f"{number}", 13, fill="var(--color-background-primary)", bold=True)
+                canvas.text(
+                    left + 6,
+                    top + 20,
+                    f"{number}",
+                    13,
+                    fill="var(--color-background-primary)",
+                    bold=True,
+                )
             left += width
     left = 52.0
     for label, (colour, _) in BANDS.items():
