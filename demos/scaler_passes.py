@@ -11,10 +11,10 @@ medians. The sentence at the end is checked; the exit status says whether it is 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -69,17 +69,17 @@ def iteration(way: str, scaler: Any, optimizer: Any, loss: Tensor) -> Run:
     return run
 
 
-def time_in_turns(runs: list[Run], rounds: int, device: str) -> list[float]:
-    """The median time of each, in milliseconds; they take turns, so share the noise."""
+def time_in_turns(runs: list[Run], rounds: int, device: str) -> list[list[float]]:
+    """The times of each, in milliseconds; they take turns, so they share the noise."""
     times: list[list[float]] = [[] for _ in runs]
-    for _ in range(rounds):
+    for _ in range(rounds + 1):
         for run, measured in zip(runs, times, strict=True):
             synchronize(device)
             start = time.perf_counter()
             run()
             synchronize(device)
-            measured.append(time.perf_counter() - start)
-    return [1e3 * statistics.median(measured[1:]) for measured in times]
+            measured.append(1e3 * (time.perf_counter() - start))
+    return [measured[1:] for measured in times]  # the first round warms up
 
 
 def synchronize(device: str) -> None:
@@ -87,8 +87,8 @@ def synchronize(device: str) -> None:
         torch.accelerator.synchronize()
 
 
-def measure(way: str, name: str, rounds: int, device: str) -> tuple[float, float]:
-    """Times of minamp and of torch.amp; both work on the same gradients."""
+def measure(way: str, name: str, rounds: int, device: str) -> tuple[float, ...]:
+    """Median times of minamp and torch.amp, and of the ratio in each round."""
     parameters = parameters_with_gradients(SHAPES[name], device)
     # A scale of 1 and a learning rate of 0 change no number but skip no work.
     optimizer = torch.optim.SGD(parameters, lr=0.0, fused=way == "step, fused")
@@ -98,7 +98,8 @@ def measure(way: str, name: str, rounds: int, device: str) -> tuple[float, float
         for scaler in (DynamicLossScaler, torch.amp.GradScaler)
     ]
     ours, theirs = time_in_turns(runs, rounds, device)
-    return ours, theirs
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return median(ours), median(theirs), median(ratios)
 
 
 def main() -> int:
@@ -106,7 +107,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few rounds, no verdict")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--device", default=DynamicLossScaler()._device)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     rounds = 5 if arguments.quick else arguments.rounds
     where = f"torch {torch.__version__}, {arguments.device}"
     table = Table("gradients", "way", title=f"{where}, medians of {rounds} rounds")
@@ -115,8 +118,8 @@ def main() -> int:
     too_slow = []
     for name in SHAPES:
         for way, bounds in BOUNDS.items():
-            ours, theirs = measure(way, name, rounds, arguments.device)
-            ratio, bound = ours / theirs, bounds[name.startswith("10,000")]
+            ours, theirs, ratio = measure(way, name, rounds, arguments.device)
+            bound = bounds[name.startswith("10,000")]
             row = (f"{ours:.2f}", f"{theirs:.2f}", f"{ratio:.2f}", f"{bound:.2f}")
             table.add_row(name, way, *row)
             if ratio > bound:
