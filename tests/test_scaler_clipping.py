@@ -98,6 +98,24 @@ def test_clip_and_step_divide_by_the_scale_once(fused, device):
     assert training.steps_taken == 1
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("clips", [False, True])
+def test_gradients_that_can_be_differentiated_are_only_numbers_here(
+    clips, fused, device
+):
+    """With create_graph=True they have a graph, and unscaling is no part of it."""
+    training = Training(device, optimizer_kwargs={"fused": fused})
+    loss = training.weight.square().sum() / 2  # its gradient is the weight, 1
+    gradient = torch.autograd.grad(
+        training.scaler.scale(loss), training.weight, create_graph=True
+    )
+    (training.weight.grad,) = gradient
+    if clips:
+        training.scaler.clip_grad_norm_(training.optimizer, 100.0)
+    training.scaler.step(training.optimizer)
+    assert training.steps_taken == 1
+
+
 def test_without_gradients_the_norm_is_zero(device):
     training = Training(device)
     training.scaler.scale(training.loss())

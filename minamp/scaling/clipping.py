@@ -20,6 +20,7 @@ from minamp.scaling.found_inf import FoundInf
 from minamp.tensors import gradients
 
 
+@torch.no_grad()
 def clip_and_unscale(
     groups: gradients.Groups, inv_scale: Tensor, max_norm: float
 ) -> tuple[Tensor, FoundInf]:

@@ -35,12 +35,10 @@ def take_closure(
     torch.amp refuses `closure=f` but hands a positional one through, to be run on
     gradients that are still scaled.
     """
-    if kwargs.get("closure") is not None:
-        return (
-            kwargs["closure"],
-            args,
-            {k: v for k, v in kwargs.items() if k != "closure"},
-        )
+    others = dict(kwargs)
+    closure = others.pop("closure", None)
+    if closure is not None:
+        return closure, args, others
     if args and callable(args[0]):
         return args[0], args[1:], kwargs
     return None, args, kwargs

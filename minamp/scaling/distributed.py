@@ -21,7 +21,7 @@ import torch.distributed
 from torch import Tensor
 from torch.optim import Optimizer
 
-from minamp.scaling.found_inf import FoundInf, combined, is_distributed, parameters_of
+from minamp.scaling.found_inf import FoundInf, combined, parameters_of
 
 # A torch.distributed.ProcessGroup; a torch built without torch.distributed has no such
 # class, and no ranks either.
@@ -54,7 +54,7 @@ def _groups(
     """One process group for each set of ranks that share the gradients."""
     if process_group is not None:
         return [process_group]
-    if not is_distributed(optimizer):
+    if not has_shards(optimizer):
         return []
     groups = {}
     for parameter in parameters_of(optimizer):
@@ -85,6 +85,13 @@ def has_other_ranks() -> bool:
     distributed = torch.distributed
     has_ranks = distributed.is_available() and distributed.is_initialized()
     return has_ranks and distributed.get_world_size() > 1
+
+
+def has_shards(optimizer: Optimizer) -> bool:
+    """Does the optimizer own DTensors, of which this rank has only a part?"""
+    return has_other_ranks() and any(
+        hasattr(parameter, "device_mesh") for parameter in parameters_of(optimizer)
+    )
 
 
 def agree_on_scale(

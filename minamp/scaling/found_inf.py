@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-import torch.distributed
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -73,6 +72,7 @@ def reciprocal(scale: Tensor) -> Tensor:
     return scale.double().reciprocal().float()
 
 
+@torch.no_grad()
 def unscale_and_check(groups: Groups, inv_scale: Tensor) -> FoundInf:
     """Multiply all gradients in place by `inv_scale`; was one of them not finite?"""
 
@@ -83,6 +83,7 @@ def unscale_and_check(groups: Groups, inv_scale: Tensor) -> FoundInf:
     return _by_device(groups, unscale)
 
 
+@torch.no_grad()
 def check(groups: Groups) -> FoundInf:
     """Was one of the gradients not finite? Reads them once and changes nothing."""
     return _by_device(groups, nonfinite)
@@ -108,11 +109,3 @@ def combined(found_inf: FoundInf, device: torch.device) -> Tensor:
     if not flags:
         return torch.zeros((), device=device)
     return flags[0] if len(flags) == 1 else torch.stack(flags).amax(0)
-
-
-def is_distributed(optimizer: Optimizer) -> bool:
-    """Does the optimizer own DTensors, of which this rank has only a part?"""
-    has_ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return has_ranks and any(
-        hasattr(parameter, "device_mesh") for parameter in parameters_of(optimizer)
-    )

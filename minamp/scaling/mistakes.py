@@ -87,7 +87,8 @@ def _watch_or_forget(
     key: int, state: OptimizerState, states: dict[int, OptimizerState]
 ) -> None:
     stop_watching(state)
-    parameters = parameters_of(state["optimizer"]())
+    optimizer = state["optimizer"]()
+    parameters = parameters_of(optimizer) if optimizer is not None else []
     if all(parameter.grad is None for parameter in parameters):
         del states[key]
         return

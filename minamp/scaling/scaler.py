@@ -22,7 +22,7 @@ from minamp.scaling import found_inf as grads
 from minamp.scaling import mistakes
 from minamp.scaling.clipping import clip_and_unscale
 from minamp.scaling.closures import take_closure
-from minamp.scaling.distributed import agree_on_found_inf
+from minamp.scaling.distributed import agree_on_found_inf, has_shards
 from minamp.scaling.found_inf import FoundInf
 from minamp.scaling.gradient_penalty import unscaled
 from minamp.scaling.iteration import OptimizerState, OptState
@@ -102,12 +102,10 @@ class DynamicLossScaler(UpdatingScaler):
         Trainers override it, for instance to allow fp16 gradients, so it has
         torch.amp's arguments; `found_inf` is not needed here.
         """
-        with torch.no_grad():
-            groups = grads.gradients_of(optimizer)
-            if not allow_fp16:
-                grads.refuse_half_gradients(groups)
-            found_here = grads.unscale_and_check(groups, inv_scale)
-        return self._agreed(found_here, optimizer)
+        groups = grads.gradients_of(optimizer)
+        if not allow_fp16:
+            grads.refuse_half_gradients(groups)
+        return self._agreed(grads.unscale_and_check(groups, inv_scale), optimizer)
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> FoundInf:
         """Only look: for optimizers that unscale by themselves."""
@@ -141,7 +139,7 @@ class DynamicLossScaler(UpdatingScaler):
         """
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         is_unscaled = self._state_of(optimizer)["stage"] is OptState.UNSCALED
-        if norm_type != 2.0 or is_unscaled or grads.is_distributed(optimizer):
+        if norm_type != 2.0 or is_unscaled or has_shards(optimizer):
             if not is_unscaled:
                 self.unscale_(optimizer)
             parameters = grads.parameters_of(optimizer)

@@ -10,8 +10,9 @@ backs off at 900; and having run out, it backs off at every single overflow from
 on, until the scale grows. `InARow(2)` does neither.
 
 `Share(bound)`: when overflows make up at least that share of the steps since the last
-back-off, as fairseq's `fp16-scale-tolerance` (which counts anew after growth, too).
-Share(0.05) bears one overflow in more than twenty steps.
+back-off, as fairseq's `fp16-scale-tolerance` (which counts the steps, but not the
+overflows, anew when the scale grows). Share(0.05) bears one overflow in more than
+twenty steps.
 """
 
 from __future__ import annotations
