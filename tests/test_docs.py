@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from html.parser import HTMLParser
@@ -67,6 +68,24 @@ def test_everything_a_page_names_exists(page):
     demos = [name.split()[0] for name in roles(page, "demo")]
     assert [demo for demo in demos if not (ROOT / "demos" / demo).exists()] == []
     assert set(directives(page, "drawing")) <= set(FIGURES)
+
+
+def functions_of(path: Path) -> list[str]:
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    return [name for name, _ in reading.definitions(module)]
+
+
+def test_each_step_of_the_exercises_is_graded_by_some_test():
+    commands = re.findall(
+        r"^python -m pytest (.*)$", text_of(DOCS / "exercises.md"), re.M
+    )
+    assert len(commands) > 10
+    for command in commands:
+        files = re.findall(r"tests/\w+\.py", command)
+        assert all((ROOT / file).exists() for file in files)
+        names = [name for file in files for name in functions_of(ROOT / file)]
+        for word in re.findall(r"\w+", "".join(re.findall(r'-k "(.*?)"', command))):
+            assert word == "or" or any(word in name for name in names), word
 
 
 def test_a_name_that_does_not_exist_is_found_out():

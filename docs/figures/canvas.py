@@ -101,8 +101,8 @@ class Canvas:
 # The colours of _static/minamp.css, for a drawing that stands alone.
 STANDALONE = """
 svg { --fp32: #4d4d4d; --fp16: #c8561b; --bf16: #1f6fa8; --fp8: #7a4fa3;
-  --good: #2e7d4f; --lost: #b3261e; --grid: #0002; --color-background-primary: #fff; color: #111;
-  background: #fff; font-family: system-ui, sans-serif; }
+  --good: #2e7d4f; --lost: #b3261e; --grid: #0002; --color-background-primary: #fff;
+  color: #111; background: #fff; font-family: system-ui, sans-serif; }
 text { fill: currentColor; } .mono { font-family: monospace; } .faint { opacity: .7; }
 """
 
