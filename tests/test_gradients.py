@@ -39,6 +39,17 @@ def test_one_bad_element_anywhere_is_found(dtype, poison, device):
             assert gradients.nonfinite(tensors).item() == 1.0
 
 
+@pytest.mark.parametrize("poison", [0.0, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_ways_to_check_of_other_devices_and_of_compile_agree(dtype, poison, device):
+    tensors = tensors_of(dtype, SIZES, device)
+    tensors[1][:2] = HUGE[dtype]
+    tensors[2][5] += poison
+    expected = float(poison != 0.0)
+    assert gradients._nonfinite_by_largest(tensors).item() == expected
+    assert gradients._nonfinite_elementwise(tensors).item() == expected
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_finite_gradients_whose_sum_and_squares_overflow_are_no_overflow(dtype, device):
     tensors = tensors_of(dtype, SIZES, device)

@@ -74,8 +74,7 @@ def nonfinite(tensors: list[Tensor]) -> Tensor:
         return _nonfinite_elementwise(tensors)
     if tensors[0].is_cpu:
         return torch.tensor(float(any(map(_is_nonfinite, _blocks(tensors)))))
-    largest = torch._foreach_norm(tensors, float("inf"))
-    return (~torch.stack(largest).isfinite().all()).to(torch.float32)
+    return _nonfinite_by_largest(tensors)
 
 
 def check_and_multiply_(tensors: list[Tensor], factor: Tensor) -> Tensor:
@@ -140,6 +139,12 @@ def _is_nonfinite(block: list[Tensor]) -> bool:
     if math.isfinite(_sum(block)):
         return False
     return bool(_nonfinite_elementwise(block).item())
+
+
+def _nonfinite_by_largest(tensors: list[Tensor]) -> Tensor:
+    """The largest magnitude of each tensor, in one multi-tensor call; NaN counts."""
+    largest = torch._foreach_norm(tensors, float("inf"))
+    return (~torch.stack(largest).isfinite().all()).to(torch.float32)
 
 
 def _nonfinite_elementwise(tensors: list[Tensor]) -> Tensor:
