@@ -152,6 +152,13 @@ def test_a_step_without_any_scaled_loss_raises(device):
         training.scaler.step(training.optimizer)
 
 
+def test_clipping_parameters_instead_of_the_optimizer_raises(device):
+    training = Training(device)
+    training.backward()
+    with pytest.raises(TypeError, match=r"clip_grad_norm_\(optimizer, max_norm\)"):
+        training.scaler.clip_grad_norm_([training.weight], 1.0)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

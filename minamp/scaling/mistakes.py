@@ -7,6 +7,10 @@
 
 The first is found by hooks. They cost nothing in the usual order of calls, where no
 backward pass follows `unscale_`: only when one does begin are the parameters watched.
+
+One more cannot be found: clipping scaled gradients to an unscaled norm changes them
+just as clipping to `max_norm * scale` does, which is right. `scaler.clip_grad_norm_` is
+the clipping that cannot be got wrong.
 """
 
 from __future__ import annotations
@@ -39,6 +43,16 @@ UPDATE_BETWEEN_STEPS = (
     "of this one were made with the scale before it. Step every optimizer first, then "
     "call update() once, at the end of the iteration."
 )
+
+
+def check_is_optimizer(optimizer: object) -> None:
+    """Raise TypeError for parameters, which other libraries' clipping takes."""
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            f"scaler.clip_grad_norm_ got a {type(optimizer).__name__}. It unscales the "
+            "gradients too, and that is noted for each optimizer: write "
+            "scaler.clip_grad_norm_(optimizer, max_norm), not model.parameters()."
+        )
 
 
 def check_no_update_since_backward(iteration: Iteration, optimizer: Optimizer) -> None:

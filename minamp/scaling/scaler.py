@@ -132,11 +132,13 @@ class DynamicLossScaler(UpdatingScaler):
         """Unscale, check and clip in one reading pass; in place of `unscale_`.
 
         Returns the norm of the unscaled gradients before clipping, 0-dim. Norms other
-        than the 2-norm, and gradients already unscaled, take the usual passes.
+        than the 2-norm, gradients already unscaled and DTensors take the usual passes.
 
         Raises:
             RuntimeError, ValueError: as `unscale_`.
+            TypeError: not an optimizer.
         """
+        mistakes.check_is_optimizer(optimizer)
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         is_unscaled = self._state_of(optimizer)["stage"] is OptState.UNSCALED
         if norm_type != 2.0 or is_unscaled or has_shards(optimizer):
