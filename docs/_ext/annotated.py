@@ -67,6 +67,8 @@ hide-toc: true
 ---
 # {name}
 
+*{floor}*
+
 ```{{annotated}} {path}
 ```
 """
@@ -88,7 +90,7 @@ def write_pages(app: Sphinx) -> None:
         pages = "\n".join(map(_toctree_entry, here))
         index += f"\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
         for stop in here:
-            text = PAGE.format(name=_title(stop), path=stop.path)
+            text = PAGE.format(name=_title(stop), floor=stop.floor, path=stop.path)
             _write(Path(app.srcdir, stop.docname + ".md"), text)
     _write(Path(app.srcdir, "source/index.md"), index)
 
