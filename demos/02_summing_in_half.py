@@ -95,7 +95,7 @@ def main() -> int:
     args = _lesson.begin(__doc__, __file__, quick="only 8,000 pixels")
     pixels = 16 * Digits.load(args.device).images.flatten()  # whole numbers, 0 to 16
     pixels = pixels[pixels > 0][: 8_000 if args.quick else None]
-    exact = pixels.double().cumsum(0).cpu()
+    exact = pixels.cpu().double().cumsum(0)
     by_hand = {
         name: running_sum(pixels, dtype) for name, dtype in common.DTYPES.items()
     }

@@ -6,7 +6,7 @@ a scaler and without, and in bf16 without one.  The loss stands for one of many,
 weight of 1e-4: its gradients are small.
 
     python demos/08_bf16_without_a_scaler.py            60 steps each
-    python demos/08_bf16_without_a_scaler.py --quick    12
+    python demos/08_bf16_without_a_scaler.py --quick    10
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def draw(curves: dict[Way, list[float]]) -> Any:
 
 def main() -> int:
     args = _lesson.begin(__doc__, __file__)
-    data, steps = Source.load(args.device, 200_000), 12 if args.quick else 60
+    data, steps = Source.load(args.device, 200_000), 10 if args.quick else 60
     curves, zeros = {}, {}
     for way in WAYS:
         curves[way], zeros[way] = train(way, data, steps)

@@ -6,6 +6,7 @@ Each of them asks one question and takes three options only: --quick, --device, 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -17,9 +18,10 @@ SCALE = 2.0**16  # the loss scale where a demo wants a fixed one: torch.amp's fi
 
 
 def begin(doc: str | None, file: str, quick: str = "fewer steps") -> argparse.Namespace:
-    """The options of a numbered demo; `device` is picked, and one thread is set.
+    """The options of a numbered demo; also sets what makes a run repeatable.
 
-    These networks are so small that a second thread would only be waited for.
+    One thread, since these networks are so small that a second would only be waited
+    for; and on CUDA the same bits each time, as lessons compare runs to the bit.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -30,6 +32,8 @@ def begin(doc: str | None, file: str, quick: str = "fewer steps") -> argparse.Na
     parser.add_argument("--out", type=Path, default=out, help="folder for the files")
     args = parser.parse_args()
     args.device = common.pick_device(args.device)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+    torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     return args

@@ -66,7 +66,8 @@ def test_a_false_sentence_is_an_exit_status_of_1(monkeypatch, capsys, tmp_path):
     lesson = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(lesson)
     monkeypatch.setattr(lesson, "finite_numbers", lambda fmt: (2**16, False))
-    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    for setting in ("set_num_threads", "use_deterministic_algorithms"):
+        monkeypatch.setattr(torch, setting, lambda value: None)
     monkeypatch.setattr(sys, "argv", [path.name, "--out", str(tmp_path)])
     assert lesson.main() == 1
     assert "This is false today" in capsys.readouterr().out
