@@ -40,7 +40,9 @@ from minamp.policy.op_lists import overload
 
 # Private, all of it: the dispatcher's thread state has no public Python face.
 KEY: Any = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
-KEYS = torch._C.DispatchKeySet(KEY)
+# The floors below.  Those above have been passed, and riding on must not stop there
+# again: the compiler's floors would come straight back to ours.
+BELOW = torch._C._dispatch_keyset_full_after(KEY)
 set_included = torch._C._dispatch_tls_set_dispatch_key_included
 set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 is_included = torch._C._dispatch_tls_is_dispatch_key_included
@@ -86,7 +88,7 @@ def kernel_for(op: str) -> Callable[..., Any]:
             if policy and (rules.concerns(args) or rules.concerns(kwargs.values())):
                 break
         else:
-            return _ride_on(plain, keyset - KEYS, args, kwargs)
+            return _ride_on(plain, keyset & BELOW, args, kwargs)
         if len(rules_now) > 1:
             return _one_device_at_a_time(rules, policy, call, args, kwargs)
         set_excluded(KEY, True)
