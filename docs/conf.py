@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "annotated",
     "answer",
+    "demos",
     "differences",
     "drawing",
     "mathml",

@@ -44,11 +44,13 @@ def directives(page: Path, name: str) -> list[str]:
 
 def code_of(page: Path) -> str:
     """The Python blocks of a page as one script, each at its own line number."""
-    lines, inside = [], False
+    lines, indent = [], None
     for line in text_of(page).splitlines():
-        starts, ends = line == "```python", line.startswith("```")
-        lines.append(line if inside and not ends else "")
-        inside = starts or (inside and not ends)
+        if indent is not None and line.lstrip().startswith("```"):
+            indent = None
+        lines.append("" if indent is None else line[indent:])
+        if line.lstrip() == "```python":
+            indent = len(line) - len(line.lstrip())
     return "\n".join(lines)
 
 
