@@ -12,10 +12,12 @@ digits, by power of two: figure 3 of "Mixed Precision Training" (Micikevicius 20
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich.table import Table
 from torch import Tensor, nn
 
 import _common as common
@@ -61,7 +63,7 @@ def train(model: nn.Module, data: Digits, steps: int) -> None:
         optimizer.step()
 
 
-def gradients(model: nn.Module, data: Digits, scale: float = 1.0) -> list[Tensor]:
+def gradients(model: nn.Module, data: Digits, scale: float = 1.0) -> Tensor:
     """In float32, of the output of each layer and of each weight, over 500 images."""
     x, outputs = data.images[:500], []
     for layer in model:
@@ -70,11 +72,8 @@ def gradients(model: nn.Module, data: Digits, scale: float = 1.0) -> list[Tensor
         outputs.append(x)
     model.zero_grad()
     (scale * F.cross_entropy(x, data.labels[:500])).backward()
-    return [tensor.grad for tensor in (*outputs, *model.parameters())]
-
-
-def all_in_one(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
+    tensors = *outputs, *model.parameters()
+    return torch.cat([tensor.grad.flatten() for tensor in tensors])
 
 
 def draw(before: ExponentHistogram, after: ExponentHistogram) -> Any:
@@ -93,11 +92,40 @@ def draw(before: ExponentHistogram, after: ExponentHistogram) -> Any:
         title="gradients as they are: % at each power of two", xlim=(-45, 20)
     )
     axes[1][0].set(title=f"with the loss times 2^{POWER}", xlabel="2 to the ...")
-    top = axes[0][0].get_ylim()[1]
+    top = 1.2 * axes[0][0].get_ylim()[1]  # with room for the words
+    axes[0][0].set_ylim(top=top)
     for place, text in ((-44, "0 in fp16"), (-24.5, "subnormal"), (-8, "normal")):
         axes[0][0].text(place, 0.9 * top, text, color="#555555")
     axes[0][0].text(15.5, 0.9 * top, "inf", color="#555555", ha="right")
     return drawn
+
+
+@dataclass(frozen=True)
+class Cast:
+    """What a cast to fp16 makes of some gradients."""
+
+    name: str
+    histogram: ExponentHistogram
+    share_of_zeros: float
+    infinities: int
+
+
+def cast(name: str, grads: Tensor) -> Cast:
+    zeros = share_lost_to_zero(grads, minamp.FP16)
+    return Cast(name, exponent_histogram(grads), zeros, int(grads.half().isinf().sum()))
+
+
+def as_table(*casts: Cast) -> Table:
+    count = casts[0].histogram.total
+    made = common.table(
+        f"{count:,} gradients of a conv net, cast to fp16",
+        *("", "become 0", "subnormal", "become inf"),
+    )
+    for one in casts:
+        subnormal = one.histogram.share_subnormal(minamp.FP16)
+        shares = f"{one.share_of_zeros:.1%}", f"{subnormal:.1%}"
+        made.add_row(one.name, *shares, f"{one.infinities}")
+    return made
 
 
 def main() -> int:
@@ -112,29 +140,19 @@ def main() -> int:
 
     data, model = Digits.load(args.device), conv_net().to(args.device)
     train(model, data, steps=60 if args.quick else 300)
-    before = all_in_one(gradients(model, data))
-    after = all_in_one(gradients(model, data, SCALE))
-    made = common.table(
-        f"{len(before):,} gradients of a conv net, cast to fp16",
-        *("", "become 0", "subnormal", "become inf"),
-    )
-    histograms = [exponent_histogram(grads) for grads in (before, after)]
-    zeros = [share_lost_to_zero(grads, minamp.FP16) for grads in (before, after)]
-    infs = [int(grads.half().isinf().sum()) for grads in (before, after)]
-    for name, found, zero, inf in zip(
-        ("as they are", f"scaled by 2^{POWER}"), histograms, zeros, infs, strict=True
-    ):
-        subnormal = found.share_subnormal(minamp.FP16)
-        made.add_row(name, f"{zero:.1%}", f"{subnormal:.1%}", f"{inf}")
-    common.console.print(made)
-    common.save_figure(draw(*histograms), args.out / "a_gradient_that_vanishes.svg")
+    bare = cast("as they are", gradients(model, data))
+    scaled = cast(f"scaled by 2^{POWER}", gradients(model, data, SCALE))
+    common.console.print(as_table(bare, scaled))
+    drawn = draw(bare.histogram, scaled.histogram)
+    common.save_figure(drawn, args.out / "a_gradient_that_vanishes.svg")
     return common.conclude(
-        f"fp16 turns {zeros[0]:.0%} of these gradients into 0, and {zeros[1]:.1%} "
-        f"after scaling by 2^{POWER}, with none overflowing; by hand, minamp and "
-        "torch.amp lose the one gradient alike, and save it alike.",
-        zeros[0] > 0.02
-        and zeros[1] < zeros[0] / 5
-        and infs == [0, 0]
+        f"fp16 turns {bare.share_of_zeros:.0%} of these gradients into 0, and "
+        f"{scaled.share_of_zeros:.1%} after scaling by 2^{POWER}, with none "
+        "overflowing; by hand, minamp and torch.amp lose the one gradient alike, and "
+        "save it alike.",
+        bare.share_of_zeros > 0.02
+        and scaled.share_of_zeros < bare.share_of_zeros / 5
+        and bare.infinities == scaled.infinities == 0
         and set(lost) == {0.0}
         and len(set(saved)) == 1
         and abs(saved[0] / 1e-8 - 1) < 2**-11,  # one rounding to fp16: half a step

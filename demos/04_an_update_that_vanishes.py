@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import _common as common
 import _lesson
@@ -81,10 +81,6 @@ def train(run: Run, data: Digits, steps: int) -> tuple[list[float], float]:
     return losses, torch.cat(same).mean().item()
 
 
-def smooth(losses: list[float], over: int = 10) -> Tensor:
-    return torch.tensor(losses).unfold(0, over, 1).mean(-1)
-
-
 def draw(curves: dict[str, list[float]]) -> Any:
     drawn, ((ax,),) = common.figure(1, 1)
     drawn.set_size_inches(7, 3.4)
@@ -94,7 +90,7 @@ def draw(curves: dict[str, list[float]]) -> Any:
         "minamp masters": {"color": "#222222", "lw": 1.2},
     }
     for name, losses in curves.items():
-        ax.plot(smooth(losses), label=name, **looks[name])
+        ax.plot(_lesson.smooth(losses), label=name, **looks[name])
     ax.set(title="training loss on the digits, bf16, Adam at 1e-4", xlabel="step")
     ax.set_ylim(bottom=0)
     ax.legend()
@@ -120,12 +116,14 @@ def main() -> int:
         f"{steps} steps", "", "loss", "weights the last step left alone"
     )
     for name, losses in curves.items():
-        loss = smooth(losses)[-1].item()
+        loss = _lesson.smooth(losses)[-1].item()
         made.add_row(name, f"{loss:.4f}", f"{unmoved[name]:.1%}")
     common.console.print(made)
     common.save_figure(draw(curves), args.out / "an_update_that_vanishes.svg")
 
-    half, torchs, masters = (smooth(losses)[-1].item() for losses in curves.values())
+    half, torchs, masters = (
+        _lesson.smooth(losses)[-1].item() for losses in curves.values()
+    )
     return common.conclude(
         f"{TIMES} updates of {UPDATE} leave a bf16 weight at {ends['half weight']:g}, "
         f"with masters it gets to {ends['minamp masters']:g}; a network without them "

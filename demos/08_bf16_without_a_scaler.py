@@ -38,8 +38,10 @@ class Way:
     scaled: bool
 
     def __str__(self) -> str:
-        package = self.amp.__name__.removeprefix("torch.amp.")
-        return f"{self.dtype} {package}{', scaler' if self.scaled else ''}"
+        if self.dtype == "fp32":
+            return "fp32"
+        scaler = "scaler" if self.scaled else "no scaler"
+        return f"{self.dtype} {self.amp.__name__}, {scaler}"
 
 
 WAYS = (

@@ -137,14 +137,10 @@ def draw(found: dict[str, Outcome]) -> Any:
     drawn, ((ax,),) = common.figure(1, 1)
     drawn.set_size_inches(7.5, 3.6)
     for name, look in LOOKS.items():
-        ax.plot(smooth(found[name].losses), label=name, **look)
+        ax.plot(_lesson.smooth(found[name].losses), label=name, **look)
     ax.set(title="training loss on the digits", xlabel="step")
     ax.legend(fontsize=9)
     return drawn
-
-
-def smooth(losses: list[float], over: int = 10) -> Tensor:
-    return torch.tensor(losses).unfold(0, over, 1).mean(-1)
 
 
 LOOKS: dict[str, dict[str, Any]] = {

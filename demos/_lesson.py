@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import _common as common
 
@@ -44,3 +44,8 @@ def perceptron(width: int = 128) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10)
     )
+
+
+def smooth(losses: list[float], over: int = 10) -> Tensor:
+    """The mean of so many losses in a row: single batches differ much."""
+    return torch.tensor(losses).unfold(0, over, 1).mean(-1)
