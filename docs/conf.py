@@ -26,7 +26,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "annotated",
     "answer",
-    "demos",
+    "demo_list",
     "differences",
     "drawing",
     "mathml",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 
 from docutils import nodes
-from prose import inline
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+from prose import inline
 from tour import ROOT
 
 FOLDER = ROOT / "demos"
