@@ -187,3 +187,107 @@ def test_many_small_tensors_cost_no_more_than_their_number():
 def test_the_number_of_calls_grows_with_elements_not_faster():
     small, large = (calls_for([torch.ones(n)]) for n in (2**21, 2**24))
     assert large <= 8 * small
+
+
+# --- devices that this machine may not have ------------------------------------------
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it lies on another device, and computes here all the same."""
+
+    device = torch.device("cuda")
+
+
+class OnMps(Elsewhere):
+    device = torch.device("mps")
+
+
+@pytest.mark.parametrize("parts", [[[3.0, 4.0]], [[3.0], [4.0]]])
+@pytest.mark.parametrize(
+    ("kind", "wide"), [(Elsewhere, torch.float64), (OnMps, torch.float32)]
+)
+def test_an_accelerator_takes_the_norm_in_the_widest_dtype_it_has(kind, wide, parts):
+    norm = gradients._norm_wide([torch.tensor(part).as_subclass(kind) for part in parts])
+    assert norm.item() == 5.0 and norm.dtype is wide
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_answers_are_0_dim_and_of_the_promised_dtypes(dtype, device):
+    tensors = tensors_of(dtype, SIZES, device)
+    norm, flag = gradients.norm(tensors), gradients.nonfinite(tensors)
+    flags = [flag, gradients._nonfinite_by_largest(tensors)]
+    flags += [gradients._nonfinite_elementwise(tensors)]
+    assert norm.dtype is torch.float64 and norm.shape == ()
+    assert all(f.dtype is torch.float32 and f.shape == () for f in flags)
+
+
+def test_the_answers_are_on_the_device_of_the_tensors():
+    """The device "meta" has no values, so asking for one would raise."""
+    tensors = [torch.ones(n, device="meta") for n in (3, 1)]
+    factor = torch.ones((), device="meta")
+    assert gradients.nonfinite(tensors).is_meta
+    assert gradients.check_and_multiply_(tensors, factor).is_meta
+    assert gradients.norm(tensors).is_meta
+
+
+def test_tensors_that_differ_in_device_or_dtype_are_kept_apart():
+    here, meta = torch.device("cpu"), torch.device("meta")
+    for other in [(meta, torch.float32), (here, torch.half), (meta, torch.half)]:
+        places = [(here, torch.float32), other]
+        tensors = [torch.empty(1, device=d, dtype=dtype) for d, dtype in places]
+        groups = gradients.by_device_and_dtype(tensors)
+        assert set(groups) == set(places)
+        assert all(groups[p] == [t] for p, t in zip(places, tensors, strict=True))
+
+
+class Sharded(torch.Tensor):
+    """As DTensor does it: the numbers are in the local tensor, not in this one."""
+
+    def to_local(self) -> torch.Tensor:
+        return self.local
+
+
+def test_the_values_of_a_shard_are_its_local_tensor():
+    shard = torch.zeros(4).as_subclass(Sharded)
+    shard.local = torch.ones(2)
+    assert gradients.values_of(shard) is shard.local
+
+
+def test_the_values_of_a_parameter_or_a_plain_subclass_are_itself():
+    for tensor in (torch.nn.Parameter(torch.ones(2)), OnMps(torch.ones(2))):
+        assert gradients.values_of(tensor) is tensor
+
+
+# --- what the host sees and when -----------------------------------------------------
+
+
+class LogCalls(CountCalls):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("poison", [0.0, math.nan])
+def test_while_a_graph_is_compiled_no_value_is_asked_for(poison, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    tensors, factor = [torch.ones(3), torch.ones(2)], torch.tensor(0.5)
+    tensors[1][0] += poison
+    with LogCalls() as log:
+        answers = [gradients.nonfinite(tensors), gradients.norm(tensors)]
+        answers += [gradients.check_and_multiply_(tensors, factor)]
+    assert "_local_scalar_dense" not in log.names
+    assert answers[0].item() == answers[2].item() == float(math.isnan(poison))
+    assert tensors[0].tolist() == [0.5] * 3
+    assert math.isnan(poison) == math.isnan(answers[1])
+
+
+def test_a_block_is_multiplied_before_the_next_one_is_fetched():
+    tensors = [torch.ones(gradients.SMALL + 1) for _ in range(2)]
+    with LogCalls() as log:
+        gradients.check_and_multiply_(tensors, torch.tensor(0.5))
+    work = [name for name in log.names if name in ("dot", "_foreach_mul_")]
+    assert work == ["dot", "_foreach_mul_"] * 2
