@@ -207,7 +207,8 @@ class OnMps(Elsewhere):
     ("kind", "wide"), [(Elsewhere, torch.float64), (OnMps, torch.float32)]
 )
 def test_an_accelerator_takes_the_norm_in_the_widest_dtype_it_has(kind, wide, parts):
-    norm = gradients._norm_wide([torch.tensor(part).as_subclass(kind) for part in parts])
+    tensors = [torch.tensor(part).as_subclass(kind) for part in parts]
+    norm = gradients._norm_wide(tensors)
     assert norm.item() == 5.0 and norm.dtype is wide
 
 
