@@ -195,3 +195,20 @@ def test_each_message_says_what_to_do_instead():
         mistakes.UPDATE_BETWEEN_STEPS,
     ):
         assert any(word in message for word in ("Run ", "Give ", "Step "))
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("unscale_", ()),
+        ("step", ()),
+        ("clip_grad_norm_", (1.0,)),
+        ("_check_inf_per_device", ()),
+    ],
+)
+def test_what_needs_a_scale_says_which_call_came_too_early(method, args, device):
+    training = Training(device)
+    training.loss().backward()
+    with pytest.raises(AssertionError, match=rf"^Attempted {method} but _scale is No"):
+        getattr(training.scaler, method)(training.optimizer, *args)
+    assert training.weight.grad.tolist() == [1.0, 1.0]

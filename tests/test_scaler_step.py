@@ -343,3 +343,46 @@ def test_the_host_waits_once_for_a_step_and_never_for_a_fused_one(make):
         scaler.update()
         with asks:
             scaler.get_scale()
+
+
+class Noting(torch.optim.SGD):
+    """Its step takes more than a closure, and notes what it was given."""
+
+    _step_supports_amp_scaling = False
+
+    def step(self, *args, **kwargs):
+        self.seen = args, kwargs
+        if args and callable(args[0]):
+            args[0]()
+        return "result"
+
+
+class NotingOnDevice(Noting):
+    _step_supports_amp_scaling = True
+
+
+@pytest.mark.parametrize("make", [Noting, NotingOnDevice])
+@pytest.mark.parametrize("has_closure", [False, True])
+def test_arguments_and_result_of_the_optimizers_step_pass_through(
+    make, has_closure, device
+):
+    training = Training(device, make_optimizer=make)
+    training.backward()
+    closure = (training.backward,) if has_closure else ()
+    result = training.scaler.step(training.optimizer, *closure, "more", option=2)
+    args, kwargs = training.optimizer.seen
+    assert result == "result" and kwargs == {"option": 2}
+    assert args[len(closure) :] == ("more",) and len(args) == 1 + len(closure)
+
+
+@pytest.mark.parametrize("poison", [0.0, math.inf])
+def test_trainers_can_look_at_what_unscale_found(poison, device):
+    training = Training(device)
+    training.backward(poison)
+    found_only = training.scaler._check_inf_per_device(training.optimizer)
+    assert training.weight.grad[1] == 1024.0, "only looked at, not unscaled"
+    training.scaler.unscale_(training.optimizer)
+    found = training.scaler._found_inf_per_device(training.optimizer)
+    for by_device in (found_only, found):
+        (flag,) = by_device.values()
+        assert flag.item() == float(poison == math.inf)
