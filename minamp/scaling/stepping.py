@@ -56,13 +56,13 @@ def step_on_device(
         del optimizer.grad_scale, optimizer.found_inf
 
 
-_known_to_want_it: dict[type, bool] = {}  # `signature` takes as long as a small step
+_known_to_want_it: dict[Any, bool] = {}  # `signature` takes as long as a small step
 
 
-def _wants_the_scaler(kind: type) -> bool:
+def _wants_the_scaler(kind: Any) -> bool:
     """An older contract: the optimizer's step takes the scaler itself."""
     if kind not in _known_to_want_it:
-        parameters = inspect.signature(kind.step).parameters  # type: ignore[attr-defined]
+        parameters = inspect.signature(kind.step).parameters
         _known_to_want_it[kind] = "grad_scaler" in parameters
     return _known_to_want_it[kind]
 
