@@ -17,6 +17,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from minamp.autocasting import dispatch_key
 from minamp.autocasting.state import AutocastState
 
@@ -26,15 +28,16 @@ def in_present_state(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Useful for worker threads too, which start without the regions of their maker.
     """
-    state = dispatch_key.current()
-    if not state.settings:
-        return function
-    return functools.partial(_run_in, state, function)
+    if torch.compiler.is_dynamo_compiling():
+        return function  # a graph holds the casts of its recomputation already
+    return functools.partial(_run_in, dispatch_key.current(), function)
 
 
 def _run_in(
     state: AutocastState, function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
+    if state is dispatch_key.current():
+        return function(*args, **kwargs)
     before = dispatch_key.enter(state)
     try:
         return function(*args, **kwargs)
@@ -57,8 +60,8 @@ def teach_torch() -> None:
     """Let ``torch.utils.checkpoint`` carry our state along with that of its own.
 
     Both kinds of checkpoint hold a function to run again, and each gets hold of it in
-    one place; there it is exchanged for ``in_present_state(function)``, which outside
-    every region is the function itself.
+    one place; there it is exchanged for ``in_present_state(function)``.  Outside every
+    region too, as the backward pass may run inside one.
     """
     module: Any = importlib.import_module("torch.utils.checkpoint")
     # A second copy of minamp in the process must not wrap them again.
