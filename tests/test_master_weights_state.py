@@ -154,3 +154,21 @@ def test_saving_is_a_look_and_not_a_copy():
     saved: list[Tensor] = run.optimizer.state_dict()["master_weights"]
     assert saved[0].data_ptr() == twin_of(run.model[0].weight).data_ptr()
     assert not saved[0].requires_grad
+
+
+def test_a_half_buffer_has_no_master_and_keeps_its_dtype_in_the_float32_state():
+    model = small_net()
+    model.register_buffer("table", torch.ones(3, dtype=torch.float16))
+    optimizer = torch.optim.SGD(model.parameters())
+    masters = MasterWeights(model, optimizer, torch.bfloat16)
+    assert masters.state_dict()["table"] is model.table
+
+
+def test_loading_reaches_a_master_behind_a_weight_that_has_none():
+    model = small_net()
+    model[0].weight.requires_grad_(False)  # the bias comes after it
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad])
+    MasterWeights(model, optimizer, torch.bfloat16)
+    saved = {name: value + 1 / 3 for name, value in small_net().state_dict().items()}
+    model.load_state_dict(saved)
+    assert_same_bits(twin_of(model[0].bias).detach(), saved["0.bias"])

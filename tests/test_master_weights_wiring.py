@@ -458,3 +458,12 @@ def test_data_parallel_whose_averages_would_be_lost_is_refused():
             optimizer.step()
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_without_float32_outside_a_half_model_is_not_wrapped(dtype):
+    model = nn.Linear(2, 1)
+    MasterWeights(model, torch.optim.SGD(model.parameters()), dtype)
+    assert model(torch.ones(1, 2, dtype=dtype)).dtype is dtype
+    with pytest.raises(RuntimeError, match="dtype"):
+        model(torch.ones(1, 2))
