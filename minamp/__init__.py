@@ -41,11 +41,14 @@ from minamp.policy.op_lists import Category, OpLists
 from minamp.policy.safe_lists import safe_lists
 from minamp.policy.torch_lists import torch_lists
 from minamp.scaling.batchnorm_guard import batchnorm_guard
+from minamp.scaling.diagnosis import Blame
 from minamp.scaling.no_scaler import NoLossScaler
+from minamp.scaling.outcome import Outcome
 from minamp.scaling.overflow_trace import overflow_trace
 from minamp.scaling.retry import find_initial_scale, step_with_retry
 from minamp.scaling.scale_rule import ScaleState, next_state
 from minamp.scaling.scaler import DynamicLossScaler
+from minamp.scaling.settings import ScalerSettingError
 from minamp.scaling.static_scaler import StaticLossScaler
 from minamp.scaling.tolerance import InARow, Share
 from minamp.tensors.histogram import ExponentHistogram, exponent_histogram
@@ -65,6 +68,7 @@ __all__ = [
     "autocast",
     "batchnorm_guard",
     "BF16",
+    "Blame",
     "Category",
     "checkpoint",
     "clear_autocast_cache",
@@ -93,6 +97,7 @@ __all__ = [
     "next_state",
     "NoLossScaler",
     "OpLists",
+    "Outcome",
     "overflow_trace",
     "Parts",
     "read_checkpoint",
@@ -101,6 +106,7 @@ __all__ = [
     "round_to_nearest_even",
     "round_stochastically",
     "safe_lists",
+    "ScalerSettingError",
     "ScaleState",
     "Share",
     "StaticLossScaler",

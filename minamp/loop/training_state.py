@@ -27,7 +27,7 @@ import torch
 from torch.optim import Optimizer
 
 from minamp.loop.atomic_file import write_atomically
-from minamp.loop.random_state import RandomState
+from minamp.tensors.random_state import RandomState
 
 # Entries of a checkpoint beside the parts.
 OPTIMIZERS = "optimizer_classes"  # what moments mean, only the same class knows
@@ -45,7 +45,7 @@ class Part(Protocol):
 class TrainingState:
     """The parts of a training run, saved and loaded together, under names you choose.
 
-    PyTorch's random generators are a part too, named ``random``.
+    The random generators are a part too, named ``random``.
 
     ``load_state_dict`` takes a checkpoint of torch.amp as well: a dictionary with the
     states of model, optimizer and GradScaler under the same names.  What it has

@@ -12,18 +12,15 @@ batches finding out, and one that bears more grows towards it 2,000 steps at a t
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
-from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from minamp.scaling.found_inf import any_of, check, gradients_of
 from minamp.scaling.outcome import OVERFLOW, Outcome
 from minamp.scaling.scaler import DynamicLossScaler
+from minamp.tensors.random_state import RandomState
 
 Loss = Callable[[], Tensor]
 
@@ -42,9 +39,10 @@ def step_with_retry(
 
     Returns the outcome of the last attempt.
     """
-    before = RandomState()
+    generators = RandomState()
+    before = generators.state_dict()
     for _ in range(retries + 1):
-        before.restore()
+        generators.load_state_dict(before)
         optimizer.zero_grad()
         scaler.scale(loss()).backward()
         scaler.step(optimizer)
@@ -85,10 +83,11 @@ def _largest_clean_exponent(
     optimizer: Optimizer, loss: Loss, low: int, high: int
 ) -> int:
     """Bisection; overflowing is monotonic in the scale."""
-    before = RandomState()
+    generators = RandomState()
+    before = generators.state_dict()
     while low < high:
         middle = (low + high + 1) // 2
-        before.restore()
+        generators.load_state_dict(before)
         if _overflows(optimizer, loss, 2.0**middle):
             high = middle - 1
         else:
@@ -102,23 +101,3 @@ def _overflows(optimizer: Optimizer, loss: Loss, scale: float) -> bool:
     overflowed = any_of(check(gradients_of(optimizer)))
     optimizer.zero_grad()
     return overflowed
-
-
-class RandomState:
-    """The random generators a forward pass may draw from, as they are now."""
-
-    def __init__(self) -> None:
-        self._python, self._numpy = random.getstate(), np.random.get_state()
-        self._cpu = torch.get_rng_state()
-        self._cuda: Any = torch.cuda.get_rng_state_all() if _has_cuda() else None
-
-    def restore(self) -> None:
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-
-
-def _has_cuda() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
