@@ -2,6 +2,6 @@
 
 Read `casting.py` (which values may be cast, and how a nested structure is cast), then
 `gradients.py` (are all gradients finite? their norm, their unscaling, in few passes),
-then `histogram.py` (how many values sit at each power of two) and `random_state.py` (the
-random generators, saved and restored).
+then `histogram.py` (how many values sit at each power of two) and `random_state.py`
+(the random generators, saved and restored).
 """
