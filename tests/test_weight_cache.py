@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minamp.autocasting import dispatch_key
 from minamp.autocasting.region import autocast, clear_autocast_cache
+from minamp.autocasting.weight_cache import WeightCache, is_cacheable
 from oracles import assert_same_bits
 
 LOW = torch.bfloat16
@@ -447,3 +448,50 @@ def test_a_jit_trace_over_a_cached_weight_follows_the_weight():
     with region():
         expected = layer(x)
     assert_same_bits(traced(x), expected)
+
+
+# --- the cache on its own ------------------------------------------------------------
+
+
+def test_a_cache_is_emptied_when_as_many_have_left_as_have_entered():
+    cache, weight = WeightCache(), make_weight()
+    cache.enter()
+    cache.enter()
+    half = cache.cast(weight, LOW)
+    assert cache.cast(weight, LOW) is half
+    cache.leave()
+    assert len(cache) == 1
+    cache.leave()
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
+def test_a_copy_made_in_inference_mode_is_for_inference_mode_alone(first):
+    cache, weight = WeightCache(), make_weight()
+    for mode in (first, torch.no_grad, torch.inference_mode):
+        with mode():
+            half = cache.cast(weight, LOW)
+            assert half.is_inference() == (mode is torch.inference_mode)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def test_only_a_plain_float32_leaf_that_requires_grad_is_a_weight():
+    weight = torch.ones(2, requires_grad=True)
+    subclass = torch.Tensor._make_subclass(Subclass, torch.ones(2), True)
+    others = [subclass, weight.detach(), weight * 1, weight.double(), weight.half()]
+    assert [is_cacheable(t) for t in (weight, make_weight())] == [True, True]
+    assert not any(map(is_cacheable, others))
+
+
+def test_what_a_function_transform_wraps_is_no_weight():
+    seen = []
+
+    def loss(weight: torch.Tensor) -> torch.Tensor:
+        seen.append(weight.requires_grad and weight.is_leaf and is_cacheable(weight))
+        return weight.sum()
+
+    torch.func.grad(loss)(torch.ones(2, requires_grad=True))
+    assert seen == [False]
