@@ -217,3 +217,39 @@ def test_a_number_that_is_lost_brings_the_tensors_up_to_float32(low):
 def test_a_bool_is_no_number_that_could_be_lost(low):
     args = (*ones(low), True, False)
     assert apply(Category.FP32_IF_SCALAR_LOST, args, low) == (args, {})
+
+
+@pytest.mark.parametrize(
+    ("category", "wanted"),
+    [
+        (Category.PROMOTE, FP32),
+        (Category.PROMOTE_ANY, FP32),
+        (Category.CAST_TO_SELF, FP16),
+        (Category.FP32_IF_SCALAR_LOST, FP32),
+    ],
+    ids=str,
+)
+def test_keywords_decide_and_are_cast_as_arguments_are(category, wanted):
+    (first,), (bias,) = ones(FP16), ones(FP32)
+    (after,), kwargs = apply(category, (first,), bias=bias, alpha=1e-9)
+    assert after.dtype is kwargs["bias"].dtype is wanted and kwargs["alpha"] == 1e-9
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
+        "autocast",
+        r"Use binary_cross_entropy_with_logits \(BCEWithLogitsLoss\) on the values",
+        "before the sigmoid, or run the loss in a region with enabled=False on float32",
+    ],
+)
+def test_the_ban_names_the_ops_and_both_cures(words):
+    with pytest.raises(RuntimeError, match=words):
+        apply(Category.BANNED, ones(FP16))
+
+
+def test_a_third_dtype_is_refused_by_name():
+    words = "in a region of torch.float16: an op .* was given torch.bfloat16, which"
+    with pytest.raises(RuntimeError, match=words):
+        apply(Category.PROMOTE, ones(FP16, BF16))
