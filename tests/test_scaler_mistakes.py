@@ -212,3 +212,16 @@ def test_what_needs_a_scale_says_which_call_came_too_early(method, args, device)
     with pytest.raises(AssertionError, match=rf"^Attempted {method} but _scale is No"):
         getattr(training.scaler, method)(training.optimizer, *args)
     assert training.weight.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_second_step_with_a_closure_in_an_iteration_raises(device):
+    training = Training(device)
+
+    def closure():
+        training.backward()
+        return training.loss()
+
+    training.scaler.step(training.optimizer, closure)
+    with pytest.raises(RuntimeError, match=r"already been called since the last upd"):
+        training.scaler.step(training.optimizer, closure)
+    assert training.steps_taken == 1
