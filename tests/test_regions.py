@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minamp.autocasting import dispatch_key
+from minamp.autocasting import region as region_module
 from minamp.autocasting.region import (
     autocast,
     get_autocast_dtype,
@@ -938,3 +939,78 @@ def test_reloading_the_region_module_here_is_harmless():
     importlib.reload(module)
     with region():
         assert mm() is BF16
+
+
+# --- as Dynamo traces, seen without Dynamo -------------------------------------------
+
+ASKED = [
+    {},
+    {"dtype": FP16},
+    {"enabled": False},
+    {"cache_enabled": False},
+    {"op_lists": safe_lists()},
+]
+
+
+@pytest.fixture
+def graph_calls(monkeypatch):
+    """What `region.py` would write into a graph, in order."""
+    calls = []
+    for name in ("prepare_trace", "enter_region", "leave_region"):
+        note = lambda *args, name=name: calls.append((name, *args))  # noqa: E731
+        monkeypatch.setattr(region_module, name, note)
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
+    return calls
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: "".join(asked))
+def test_while_dynamo_traces_a_region_becomes_two_calls_in_the_graph(
+    asked, graph_calls
+):
+    lists = asked.get("op_lists")
+    values = asked.get("dtype"), asked.get("enabled", True), asked.get("cache_enabled")
+    enter = ("enter_region", "cpu", *values, lists.fingerprint if lists else "")
+    made = autocast("cpu", **asked)
+    with made as given:
+        assert given is made and graph_calls == [("prepare_trace",), enter]
+        with made:
+            pass
+    assert graph_calls == [("prepare_trace",), enter] * 2 + [("leave_region",)] * 2
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: "".join(asked))
+def test_while_dynamo_traces_a_decorated_function_enters_an_equal_region(
+    asked, graph_calls
+):
+    autocast("cpu", **asked)(lambda: None)()
+    decorated, graph_calls[:] = list(graph_calls), []
+    with autocast("cpu", **asked):
+        pass
+    assert decorated == graph_calls != []
+
+
+def test_a_region_made_while_dynamo_traced_may_be_used_afterwards():
+    with mock.patch("torch.compiler.is_dynamo_compiling", lambda: True):
+        made, other = region(FP16), region(FP16)
+    assert made.fast_dtype is FP16
+    with other:
+        assert mm() is FP16
+
+
+# --- asking --------------------------------------------------------------------------
+
+
+def test_without_an_argument_the_question_is_about_cuda_as_in_torch():
+    with region():
+        assert not is_autocast_enabled()
+    with cuda_region():
+        assert is_autocast_enabled()
+
+
+def test_what_cannot_be_decorated_is_named_and_both_uses_are_shown():
+    words = (
+        r"but got int: to run a block write `with autocast\(...\):`, to decorate a "
+        r"function write `@autocast\(...\)` above it$"
+    )
+    with pytest.raises(TypeError, match=words):
+        region()(3)
