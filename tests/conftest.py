@@ -74,6 +74,21 @@ def pytest_collection_modifyitems(
         _expect_intended_difference(item, config.getoption("--implementation"))
 
 
+# These start other processes, demos and compilers among them: seconds for each test.
+STARTING_PROCESSES = (
+    "test_compile.py",
+    "test_demos.py",
+    "test_lesson_demos.py",
+    "test_packaging.py",
+    "test_scaler_distributed.py",
+)
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    marked = item.get_closest_marker("slow") is not None
+    return marked or item.path.name in STARTING_PROCESSES
+
+
 def _profile_name(config: pytest.Config) -> str:
     return config.getoption("--hypothesis-profile") or "ci"
 
@@ -82,7 +97,7 @@ def _leave_out_slow_tests_when_quick(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     if _profile_name(config) == "quick":
-        _deselect(config, items, lambda item: item.get_closest_marker("slow"))
+        _deselect(config, items, _is_slow)
 
 
 def _leave_out_tests_of_minamp_alone(

@@ -56,6 +56,7 @@ def test_every_pattern_has_the_value_torch_gives_it(fmt):
         assert value == expected or (math.isnan(value) and math.isnan(expected))
 
 
+@pytest.mark.slow
 @by_enumerable_format
 def test_every_value_goes_back_to_its_pattern(fmt):
     for pattern in range(1 << fmt.bits):

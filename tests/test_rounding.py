@@ -52,11 +52,13 @@ def test_overflow_without_infinity_is_nan_here_and_nan_or_the_largest_in_torch(x
     assert math.isnan(in_torch) or in_torch == FP8_E4M3.largest
 
 
+@pytest.mark.slow
 @by_format
 def test_every_number_of_a_format_rounds_to_itself(fmt):
     assert_rounds_like_torch(all_patterns(fmt).float(), fmt)
 
 
+@pytest.mark.slow
 @by_format
 def test_every_tie_goes_to_the_even_neighbour_as_in_torch(fmt):
     """All midpoints; float32 holds them exactly. The last one decides overflow."""
