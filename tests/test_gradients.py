@@ -154,6 +154,7 @@ def test_the_values_of_sparse_and_complex_gradients_share_their_memory():
     gradients.values_of(sparse).mul_(2)
     assert torch.equal(sparse.to_dense(), 2 * dense)
     complex_ = torch.ones(2, dtype=torch.complex64)
+    assert gradients.values_of(complex_).shape == (2, 2)  # real and imaginary parts
     gradients.values_of(complex_).mul_(3)
     assert torch.equal(complex_, torch.full((2,), 3 + 0j))
 
