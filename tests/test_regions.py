@@ -1014,3 +1014,20 @@ def test_what_cannot_be_decorated_is_named_and_both_uses_are_shown():
     )
     with pytest.raises(TypeError, match=words):
         region()(3)
+
+
+def test_a_region_left_in_the_graph_can_be_used_eagerly_afterwards(graph_calls):
+    made = region(FP16)
+    for _ in range(2):
+        with made:
+            pass
+    with mock.patch("torch.compiler.is_dynamo_compiling", lambda: False), made:
+        assert mm() is FP16
+    assert [name for name, *_ in graph_calls].count("leave_region") == 2
+
+
+@pytest.mark.parametrize("around", [True, False])
+@pytest.mark.parametrize("asked", [True, False, None])
+def test_the_cache_is_on_or_off_as_asked_or_as_around(asked, around):
+    with region(cache_enabled=around), region(cache_enabled=asked):
+        assert is_autocast_cache_enabled() == (around if asked is None else asked)
