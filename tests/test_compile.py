@@ -53,7 +53,7 @@ def fresh_compiler():
     assert dtype_of_mm("cpu") is FP32
     assert dispatch_key.current().settings == {}
     assert not dispatch_key.is_visible()
-    assert dispatch_key._thread.depth == 0
+    assert dispatch_key.thread.depth == 0
 
 
 # --- regions around ------------------------------------------------------------------

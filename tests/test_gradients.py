@@ -86,7 +86,7 @@ def test_checking_changes_no_bit(tensors):
 def test_the_norm_is_that_of_all_elements_in_one_vector(dtype, device):
     tensors = tensors_of(dtype, SIZES, device)
     exact = torch.linalg.vector_norm(torch.cat(tensors).double())
-    # A float32 sum of n squares is off by at most n times 2**-24. A block has n = 2**20,
+    # A float32 sum of n squares is off by at most n * 2**-24. A block has n = 2**20,
     # but `dot` keeps many partial sums, and rounding errors mostly cancel: sqrt(n).
     assert gradients.norm(tensors).item() == pytest.approx(exact.item(), rel=2**-14)
 

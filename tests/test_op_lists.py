@@ -321,3 +321,9 @@ def test_lists_are_found_by_fingerprint_as_long_as_any_equal_ones_live():
     del first, dying
     gc.collect()
     assert with_fingerprint(second.fingerprint) == second
+
+
+@pytest.mark.parametrize("category", ["fp32_set_opt_dtype", "fp32_append_dtype"])
+def test_a_category_that_passes_a_dtype_wants_an_op_that_takes_one(category):
+    with pytest.raises(ValueError, match="'tanh' has none: put it under fp32"):
+        torch_lists().add("cpu", "tanh", Category(category), why="to see it refused")

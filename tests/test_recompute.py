@@ -143,7 +143,7 @@ def test_an_exception_while_recomputing_leaves_nothing_entered(how, use_reentran
     with pytest.raises(KeyError, match="stop"):
         out.sum().backward()
     assert dtype_of_mm("cpu") is FP32
-    assert dispatch_key._thread.depth == 0
+    assert dispatch_key.thread.depth == 0
 
 
 @by_kind

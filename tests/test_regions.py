@@ -62,7 +62,7 @@ def nothing_is_left_behind():
     assert mm() is FP32
     assert dispatch_key.current().settings == {}
     assert not dispatch_key.is_visible()
-    assert dispatch_key._thread.depth == 0
+    assert dispatch_key.thread.depth == 0
     assert not torch.is_autocast_enabled("privateuseone")
 
 
@@ -663,6 +663,35 @@ def test_an_exported_program_is_plain_and_follows_the_region_it_runs_in(strict):
         inside = layer(x)
         assert_same_bits(exported.module()(x), inside)
     assert_same_bits(exported.module()(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # torch's own
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_region_inside_an_exported_module_is_refused_as_it_would_be_lost(strict):
+    class Inside(torch.nn.Linear):
+        def forward(self, x):
+            with region_module.autocast("cpu", torch.bfloat16):
+                return super().forward(x)
+
+    # Strict export wraps the error of the region in one of the compiler's.
+    with pytest.raises(Exception, match="region inside an exported module"):
+        torch.export.export(Inside(4, 4), (torch.randn(2, 4),), strict=strict)
+    assert not region_module.is_autocast_enabled("cpu")
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # torch's own
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_disabled_region_inside_a_module_can_be_exported(strict):
+    class Inside(torch.nn.Linear):
+        def forward(self, x):
+            with region_module.autocast("cpu", torch.bfloat16, enabled=False):
+                return super().forward(x)
+
+    module, x = Inside(4, 4), torch.randn(2, 4)
+    exported = torch.export.export(module, (x,), strict=strict)
+    assert_same_bits(exported.module()(x), module(x))
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # torch's own

@@ -179,11 +179,12 @@ def test_a_weight_changed_inside_a_region_is_seen_changed(change):
         assert_fresh(weight, x)
 
 
-@pytest.mark.parametrize("how", ["for_loop", "foreach"])
+@pytest.mark.parametrize("how", ["for_loop", "foreach", "fused"])
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adagrad"])
 def test_an_optimizer_step_inside_a_region_is_seen(kind, how):
     weight, x = make_weight(), torch.randn(3, 3)
-    optimizer = getattr(torch.optim, kind)([weight], lr=0.5, foreach=how == "foreach")
+    flags = {"foreach": how == "foreach", "fused": how == "fused"}
+    optimizer = getattr(torch.optim, kind)([weight], lr=0.5, **flags)
     with region():
         for _ in range(3):
             optimizer.zero_grad()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minamp.policy.op_lists import overload
+from minamp.policy.op_lists import APPENDS_DTYPE, overload
 
 Call = Callable[..., Any]
 
@@ -28,13 +28,6 @@ BINDINGS: dict[str, Call] = {
     "matmul": torch.matmul,
     "mm": torch.mm,
     "scaled_dot_product_attention": torch._C._nn.scaled_dot_product_attention,
-}
-
-# The overloads without a dtype argument (category fp32_append_dtype), and their twins.
-APPENDS_DTYPE = {
-    "norm.Scalar": "norm.ScalarOpt_dtype",
-    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
-    "norm.names_ScalarOpt_dim": "norm.names_ScalarOpt_dim_dtype",
 }
 
 

@@ -20,13 +20,24 @@ op are still seen.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from minamp.autocasting.calls import call_for
+from minamp.autocasting.floor import (
+    BELOW,
+    KEY,
+    is_excluded,
+    is_included,
+    process,
+    set_excluded,
+    set_included,
+    thread,
+    weights,
+)
+from minamp.autocasting.fused_steps import FUSED_STEPS, step_kernel_for
 from minamp.autocasting.graph_guards import (
     eager_stretches,
     install_tag,
@@ -35,45 +46,7 @@ from minamp.autocasting.graph_guards import (
 )
 from minamp.autocasting.never_compiled import never_compile
 from minamp.autocasting.state import AutocastState, Rules, Setting
-from minamp.autocasting.weight_cache import WeightCache
-from minamp.policy.op_lists import overload
-
-# Private, all of it: the dispatcher's thread state has no public Python face.
-KEY: Any = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
-# The floors below.  Those above have been passed, and riding on must not stop there
-# again: the compiler's floors would come straight back to ours.
-BELOW = torch._C._dispatch_keyset_full_after(KEY)
-set_included = torch._C._dispatch_tls_set_dispatch_key_included
-set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
-is_included = torch._C._dispatch_tls_is_dispatch_key_included
-is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-
-
-class _Thread(threading.local):
-    """The state of autocast in one thread, and its rules ready for the kernels."""
-
-    state = AutocastState()
-    rules: tuple[Rules, ...] = ()
-    depth = 0
-
-
-class _Process:
-    """What exists once, however often minamp is imported or reloaded."""
-
-    def __init__(self) -> None:
-        self.thread = _Thread()
-        self.weights = WeightCache()
-        self.floor: torch.library.Library | None = None
-        self.fallthrough: torch.library.Library | None = None
-        self.kernels: set[str] = set()
-        self.lock = threading.Lock()
-
-
-# Two copies of minamp in one process must share one floor: a second fallback on a key
-# is an error, and a second kernel for an op would silently replace the first.
-_process: _Process = torch.__dict__.setdefault("_minamp_process", _Process())
-_thread = _process.thread
-weights = _process.weights
+from minamp.policy.op_lists import has_overload, overload
 
 
 def kernel_for(op: str) -> Callable[..., Any]:
@@ -82,7 +55,7 @@ def kernel_for(op: str) -> Callable[..., Any]:
     call = call_for(op)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        rules_now = _thread.rules
+        rules_now = thread.rules
         for rules in rules_now:
             policy = rules.policies.get(op)
             if policy and (rules.concerns(args) or rules.concerns(kwargs.values())):
@@ -132,13 +105,13 @@ def _one_device_at_a_time(
     rules: Rules, policy: Any, call: Any, args: Any, kwargs: Any
 ) -> Any:
     """Apply ``rules``, then call again with only the regions of other devices left."""
-    all_rules = _thread.rules
-    _thread.rules = tuple(other for other in all_rules if other is not rules)
+    all_rules = thread.rules
+    thread.rules = tuple(other for other in all_rules if other is not rules)
     try:
         args, kwargs = policy(args, kwargs, rules)
         return call(*args, **kwargs)
     finally:
-        _thread.rules = all_rules
+        thread.rules = all_rules
 
 
 def install(ops: frozenset[str]) -> None:
@@ -146,15 +119,15 @@ def install(ops: frozenset[str]) -> None:
 
     Raises RuntimeError if somebody else lives on the floor.
     """
-    if ops <= _process.kernels:
+    if ops <= process.kernels:
         return
-    with _process.lock:
-        if _process.floor is None:
+    with process.lock:
+        if process.library is None:
             _move_in()
-        assert _process.floor is not None
-        for op in ops - _process.kernels:
-            _process.floor.impl(op, kernel_for(op), KEY.name, with_keyset=True)
-            _process.kernels.add(op)
+        assert process.library is not None
+        for op in ops - process.kernels:
+            process.library.impl(op, kernel_for(op), KEY.name, with_keyset=True)
+            process.kernels.add(op)
 
 
 def _move_in() -> None:
@@ -165,9 +138,11 @@ def _move_in() -> None:
             f"ops have kernels of another package there ({tenants[0]}, ...): a device "
             "backend is loaded that brings an autocast of its own; use that one"
         )
-    _process.fallthrough = torch.library.Library("_", "IMPL")
-    _process.fallthrough.fallback(torch.library.fallthrough_kernel, KEY.name)
-    _process.floor = torch.library.Library("aten", "IMPL")
+    process.fallthrough = torch.library.Library("_", "IMPL")
+    process.fallthrough.fallback(torch.library.fallthrough_kernel, KEY.name)
+    process.library = torch.library.Library("aten", "IMPL")
+    for op in filter(has_overload, FUSED_STEPS):
+        process.library.impl(op, step_kernel_for(op), KEY.name, with_keyset=True)
 
 
 @functools.lru_cache(maxsize=256)
@@ -186,11 +161,11 @@ def rules_of(state: AutocastState) -> tuple[Rules, ...]:
 
 def current() -> AutocastState:
     """The state of autocast in this thread."""
-    return _thread.state
+    return thread.state
 
 
 def _signature() -> str:
-    return _thread.state.signature
+    return thread.state.signature
 
 
 def is_visible() -> bool:
@@ -208,19 +183,22 @@ class Restore(NamedTuple):
     ran_eagerly: bool
 
 
-def enter(state: AutocastState) -> Restore:
-    """Make ``state`` act in this thread; returns what ``leave`` needs to undo it."""
+def enter(state: AutocastState, in_graph: bool = False) -> Restore:
+    """Make ``state`` act in this thread; returns what ``leave`` needs to undo it.
+
+    A region that is part of a graph needs no mark to keep the graph apart from others.
+    """
     rules = rules_of(state)
     install_tag(_signature)
-    eager = needs_eager(state.signature)
+    eager = not in_graph and needs_eager(state.signature)
     if eager:
         eager_stretches.begin()
     before = Restore(
-        _thread.state, _thread.rules, is_included(KEY), is_excluded(KEY), eager
+        thread.state, thread.rules, is_included(KEY), is_excluded(KEY), eager
     )
-    if _thread.depth == 0:
+    if thread.depth == 0:
         weights.enter()
-    _thread.depth += 1
+    thread.depth += 1
     _act(state, rules, bool(rules), not rules)
     return before
 
@@ -230,15 +208,15 @@ def leave(before: Restore) -> None:
     _act(before.state, before.rules, before.included, before.excluded)
     if before.ran_eagerly:
         eager_stretches.end()
-    _thread.depth -= 1
-    if _thread.depth == 0:
+    thread.depth -= 1
+    if thread.depth == 0:
         weights.leave()
 
 
 def _act(
     state: AutocastState, rules: tuple[Rules, ...], included: bool, excluded: bool
 ) -> None:
-    _thread.state, _thread.rules = state, rules
+    thread.state, thread.rules = state, rules
     show(state.signature)  # first, since it opens or shuts the floor in passing
     set_included(KEY, included)
     set_excluded(KEY, excluded)

@@ -15,9 +15,16 @@ import torch
 
 from minamp.autocasting import dispatch_key
 from minamp.autocasting.request import resolve
+from minamp.autocasting.state import Setting
 from minamp.policy.op_lists import with_fingerprint
 
-_entered: list[dispatch_key.Restore] = []
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.entered: list[dispatch_key.Restore] = []
+
+
+_thread = _Thread()
 
 
 def enter_region(
@@ -31,13 +38,31 @@ def enter_region(
     around = dispatch_key.current()
     op_lists = with_fingerprint(lists) if lists else None
     setting = resolve(around, device_type, dtype, enabled, op_lists)
+    refuse_export(setting)
     cache = around.cache_enabled if cache_enabled is None else cache_enabled
-    _entered.append(dispatch_key.enter(around.entering(setting, cache)))
+    state = around.entering(setting, cache)
+    _thread.entered.append(dispatch_key.enter(state, in_graph=True))
 
 
 def leave_region() -> None:
     """Leave the region entered last, as a call in a graph."""
-    dispatch_key.leave(_entered.pop())
+    dispatch_key.leave(_thread.entered.pop())
+
+
+def refuse_export(setting: Setting) -> None:
+    """Raises RuntimeError inside ``torch.export``, which would lose the region.
+
+    An exported program holds the ops of a floor above autocast's, and no calls.
+    """
+    # PyTorch 2.6 has no such question; there, only an export compiles in plain Python.
+    asked = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+    if setting.enabled and asked():
+        raise RuntimeError(
+            "a region inside an exported module would be lost, and the program run in "
+            "full precision: export the module without it, and run the program in a "
+            "region; or call exported.run_decompositions() in a region, which writes "
+            "the casts into the program"
+        )
 
 
 def leave_eagerly(entered: threading.local) -> None:
@@ -60,10 +85,11 @@ def prepare_trace() -> bool:
     """
     torch.compiler.allow_in_graph(enter_region)
     torch.compiler.allow_in_graph(leave_region)
-    depth = len(_entered)
+    entered = _thread.entered
+    depth = len(entered)
 
     def undo() -> None:
-        while len(_entered) > depth:
+        while len(entered) > depth:
             leave_region()
 
     # Private: the trace that is going on, which runs its hooks however it ends.

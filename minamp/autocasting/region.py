@@ -27,11 +27,13 @@ from minamp.autocasting import (
     weight_cache,
 )
 from minamp.autocasting.decorating import run_inside
+from minamp.autocasting.floor import weights
 from minamp.autocasting.graph_regions import (
     enter_region,
     leave_eagerly,
     leave_region,
     prepare_trace,
+    refuse_export,
 )
 from minamp.autocasting.never_compiled import never_compile_functions_of
 from minamp.autocasting.recompute import teach_torch
@@ -105,6 +107,7 @@ class autocast:  # noqa: N801  (the name is torch's)
         # A region made while Dynamo traced, and entered after a graph break, is not
         # resolved yet.
         setting = self.setting or self._resolve()
+        refuse_export(setting)
         inside = dispatch_key.current().entering(setting, self.cache_enabled)
         stack = self._entered.__dict__.setdefault("stack", [])
         stack.append(dispatch_key.enter(inside))
@@ -177,7 +180,7 @@ def is_autocast_available(device_type: str) -> bool:
 
 def clear_autocast_cache() -> None:
     """Forget the half copies of all weights now."""
-    dispatch_key.weights.clear()
+    weights.clear()
 
 
 never_compile_functions_of(

@@ -10,6 +10,10 @@ mode matters because a cast made under ``no_grad`` has no gradient, and one made
 
 PyTorch's cache has neither the version nor the dtype in its key, and holds the weight
 itself: weights updated inside a region are used stale, and dead layers pile up.
+
+Two limits remain.  A write through ``weight.data`` counts up no version, so after it
+call ``clear_autocast_cache()``.  And a copy that was made with a gradient holds its
+weight, by its graph, until the outermost region ends.
 """
 
 from __future__ import annotations

@@ -109,6 +109,29 @@ def overloads_beside(op: str) -> dict[str, torch._ops.OpOverload]:
     return {overload.name().removeprefix("aten::"): overload for overload in found}
 
 
+# The overloads without a dtype argument (category fp32_append_dtype), and their twins.
+APPENDS_DTYPE = {
+    "norm.Scalar": "norm.ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+    "norm.names_ScalarOpt_dim": "norm.names_ScalarOpt_dim_dtype",
+}
+
+
+def check_dtype_argument(op: str, category: Category) -> None:
+    """Raises ValueError if ``category`` passes a dtype that ``op`` cannot take."""
+    arguments = {argument.name for argument in overload(op)._schema.arguments}
+    lacks = {
+        Category.FP32_SET_OPT_DTYPE: "dtype" not in arguments,
+        Category.FP32_APPEND_DTYPE: op not in APPENDS_DTYPE,
+    }
+    if lacks.get(category, False):
+        raise ValueError(
+            f"{category.value} runs an op in float32 through its dtype argument, and "
+            f"{op!r} has none: put it under {Category.FP32.value}, which casts its "
+            "inputs"
+        )
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpLists:
     """One table of ops for each device type; immutable, so it can be shared.
@@ -145,9 +168,10 @@ class OpLists:
     def add(self, device_type: str, op: str, category: Category, why: str) -> OpLists:
         """These lists with ``op`` on one more list.
 
-        Raises ValueError for an unknown op, and for one that is listed already.
+        Raises ValueError for an unknown op, for one that is listed already, and for a
+        category that needs a dtype argument which the op does not have.
         """
-        overload(op)
+        check_dtype_argument(op, Category(category))
         rows = self.tables.get(device_type, {}).values()
         return self._with(device_type, (*rows, Row(op, Category(category), why)))
 

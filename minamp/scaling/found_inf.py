@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from minamp.tensors.gradients import (
     Groups,
+    are_plain,
     by_device_and_dtype,
     check_and_multiply_,
     nonfinite,
@@ -37,11 +38,15 @@ def gradients_of(optimizer: Optimizer) -> Groups:
     that lists an index twice is summed up first, and replaced: the sum may overflow
     where no part of it does.
     """
-    return by_device_and_dtype(_values_of_gradients(optimizer))
+    parameters = parameters_of(optimizer)
+    grads = [grad for p in parameters if (grad := p.grad) is not None]
+    if not are_plain(grads):
+        grads = list(_values_of_gradients(parameters))
+    return by_device_and_dtype(grads)
 
 
-def _values_of_gradients(optimizer: Optimizer) -> Iterator[Tensor]:
-    for parameter in parameters_of(optimizer):
+def _values_of_gradients(parameters: list[Tensor]) -> Iterator[Tensor]:
+    for parameter in parameters:
         grad = parameter.grad
         if grad is None:
             continue

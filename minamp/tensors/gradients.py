@@ -51,6 +51,19 @@ def values_of(grad: Tensor) -> Tensor:
     return torch.view_as_real(grad) if grad.is_complex() else grad
 
 
+def are_plain(grads: list[Tensor]) -> bool:
+    """Whether `values_of` would return every one of `grads` itself.
+
+    Three questions to all cost less than three to each: with many small gradients, the
+    Python that asks takes as long as the arithmetic.
+    """
+    return (
+        {type(grad) for grad in grads} <= {Tensor}
+        and {grad.layout for grad in grads} <= {torch.strided}
+        and not any(dtype.is_complex for dtype in {grad.dtype for grad in grads})
+    )
+
+
 def by_device_and_dtype(tensors: Iterable[Tensor]) -> Groups:
     """Sort tensors into lists for multi-tensor calls; empty ones are left out."""
     tensors = [tensor for tensor in tensors if tensor.numel()]
@@ -154,9 +167,12 @@ def _nonfinite_elementwise(tensors: list[Tensor]) -> Tensor:
 
 def _blocks(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
     """CPU tensors in blocks: pieces of a large one, or several small of one shape."""
-    by_shape: dict[torch.Size, list[Tensor]] = {}
-    for tensor in tensors:
-        by_shape.setdefault(tensor.shape, []).append(tensor)
+    shapes = {tensor.shape for tensor in tensors}
+    by_shape = dict.fromkeys(shapes, tensors)
+    if len(shapes) > 1:
+        by_shape = {shape: [] for shape in shapes}
+        for tensor in tensors:
+            by_shape[tensor.shape].append(tensor)
     for shape, group in by_shape.items():
         if shape.numel() > SMALL:
             yield from (block for tensor in group for block in _pieces(tensor))
