@@ -467,3 +467,36 @@ def test_without_float32_outside_a_half_model_is_not_wrapped(dtype):
     assert model(torch.ones(1, 2, dtype=dtype)).dtype is dtype
     with pytest.raises(RuntimeError, match="dtype"):
         model(torch.ones(1, 2))
+
+
+def test_the_third_group_of_an_optimizer_gets_masters_too():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    optimizer, _ = with_masters(model, model[0].parameters())
+    for layer in model[1:]:
+        optimizer.add_param_group({"params": layer.parameters()})
+    assert all(twin_of(parameter) is not None for parameter in model.parameters())
+    before = model[2].weight.detach().clone()
+    step(model, optimizer)
+    assert not torch.equal(model[2].weight, before)
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_a_closure_is_run_on_the_weights_of_now(by_keyword):
+    model = small_net()
+    optimizer, _ = with_masters(model, make=torch.optim.LBFGS)
+    seen = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        seen.append(model[0].weight.detach().clone())
+        assert_same_bits(seen[-1], twin_of(model[0].weight).to(HALF))
+        with torch.autocast("cpu", HALF):
+            loss = model(inputs()).float().square().mean()
+        loss.backward()
+        return loss
+
+    if by_keyword:
+        optimizer.step(closure=closure)
+    else:
+        optimizer.step(closure)
+    assert len(seen) > 1 and not torch.equal(seen[0], seen[-1])
