@@ -137,12 +137,9 @@ def norm(tensors: list[Tensor]) -> Tensor:
 
 def _norm_wide(tensors: list[Tensor]) -> Tensor:
     """The norm with each square taken in float64, where float32's cannot overflow."""
-    device = tensors[0].device.type
-    wide = torch.float32 if device == "mps" else torch.float64  # mps has no float64
-    if device == "cpu":  # here the multi-tensor call squares before it widens
-        norms = [torch.linalg.vector_norm(t, dtype=wide) for t in tensors]
-    else:
-        norms = list(torch._foreach_norm(tensors, 2, dtype=wide))
+    on_mps = tensors[0].device.type == "mps"  # which has no float64
+    wide = torch.float32 if on_mps else torch.float64
+    norms = torch._foreach_norm(tensors, 2, dtype=wide)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
 
