@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from minamp.scaling.diagnosis import blame, report
 from minamp.scaling.outcome import NOT_THE_SCALE, OVERFLOW, Outcome, OutcomeLog
 from minamp.scaling.overflow_trace import overflow_trace
+from minamp.scaling.scaler import DynamicLossScaler
 from minamp.scaling.settings import ScalerSettingError
 from training import Training
 
@@ -244,13 +245,29 @@ def test_gradients_never_zeroed_are_recognised_and_do_not_sink_the_scale(device)
     training = Training(device)
     training.step(math.inf)
     for _ in range(3):
+        training.scaler.scale(training.loss()).backward()
         with pytest.warns(RuntimeWarning, match="zero_grad"):
-            training.scaler.scale(training.loss()).backward()
-        training.scaler.step(training.optimizer)
+            training.scaler.step(training.optimizer)
         training.scaler.update()
     assert training.scaler.get_scale() == 512.0
     training.step()
     assert training.steps_taken == 1
+
+
+def test_a_loop_of_two_optimizers_that_zeroes_each_before_its_own_backward_is_right():
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    first, second = (torch.optim.SGD([weight], lr=0.1) for weight in weights)
+    scaler = DynamicLossScaler("cpu", init_scale=1024.0)
+    for iteration in range(3):
+        for weight, optimizer in zip(weights, (first, second), strict=True):
+            optimizer.zero_grad()
+            scaler.scale(weight.sum()).backward()
+            if iteration == 0 and optimizer is second:
+                weight.grad[0] = math.inf
+            scaler.step(optimizer)  # a warning would be an error here
+        scaler.update()
+    assert scaler.get_scale() == 512.0
+    assert scaler.outcome(second).taken == 2
 
 
 def test_a_penalty_made_nan_by_the_scale_does_lower_the_scale(device):

@@ -91,7 +91,7 @@ class Bookkeeper(PersistentScaler):
             scaled.register_hook(self._backward_begins)
 
     def _backward_begins(self, grad: Tensor) -> None:
-        not_the_scale.look_for_stale_gradients(self._iteration)
+        not_the_scale.look_for_zeroed_gradients(self._iteration)
         mistakes.backward_begins(self._iteration, self._per_optimizer_states)
 
     def _state_of(self, optimizer: Optimizer) -> OptimizerState:
@@ -132,9 +132,11 @@ class Bookkeeper(PersistentScaler):
         log, iteration = self.outcome_log(optimizer), self._iteration
         iteration.stepped[id(optimizer)] = weakref.ref(optimizer)
         if not found_inf:
+            iteration.unzeroed.pop(id(optimizer), None)
             log.note(False)
             return
-        iteration.skipped.append(weakref.ref(optimizer))
+        not_the_scale.note_stale_gradients(iteration, optimizer)
+        iteration.skipped[id(optimizer)] = weakref.ref(optimizer)
         if iteration.found_inf is not None:
             iteration.found_inf = True
         at_fault = bool(self._scale_is_at_fault().item())

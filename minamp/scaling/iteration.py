@@ -47,14 +47,18 @@ class Iteration:
         self.at_fault: Tensor | None = None  # is the scale? None: not asked yet
         self.found_inf: bool | None = False  # None: only the device knows
         self.stepped: dict[int, weakref.ref[Optimizer]] = {}
-        self.skipped: list[weakref.ref[Optimizer]] = []
+        self.skipped: dict[int, weakref.ref[Optimizer]] = {}
         self.stepped_before = last.stepped if last else {}
-        self.skipped_before = last.skipped if last else []
+        # Optimizers whose last step was skipped, and whose gradients nobody has seen
+        # finite again since.
+        self.unzeroed: dict[int, weakref.ref[Optimizer]] = {}
+        if last is not None:
+            self.unzeroed = {**last.unzeroed, **last.skipped}
 
     def close(self) -> Iteration:
         """The iteration that follows."""
         after = Iteration(self)
-        self.stepped_before, self.skipped_before = {}, []
+        self.stepped_before = {}
         return after
 
 

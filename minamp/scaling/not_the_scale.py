@@ -17,19 +17,20 @@ import warnings
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from minamp.scaling.found_inf import any_of, check, gradients_of
-from minamp.scaling.iteration import Iteration, alive
+from minamp.scaling.iteration import Iteration
 
 # What is scaled may be a model's whole output; a loss is small. Looking at more than
 # this many numbers would cost more than it can tell.
 LOSS_ELEMENTS = 2**16
 
 NEVER_ZEROED = (
-    "The gradients of a step that was skipped are still there, inf or NaN, and this "
-    "backward pass adds to them: every following step will be skipped as well. Call "
-    "optimizer.zero_grad() in every iteration, also after a skipped step. The loss "
-    "scale is not lowered for this."
+    "A step was skipped because the gradients of an earlier skipped step were still "
+    "there, inf or NaN, and the backward pass added to them: every following step will "
+    "be skipped as well. Call optimizer.zero_grad() in every iteration, also after a "
+    "skipped step. The loss scale is not lowered for this."
 )
 
 NOT_FINITE_BEFORE = (
@@ -56,18 +57,26 @@ def is_inside_transform(output: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(output))
 
 
-def look_for_stale_gradients(iteration: Iteration) -> None:
-    """As a backward pass begins: were the gradients of a skipped step zeroed?
+def look_for_zeroed_gradients(iteration: Iteration) -> None:
+    """As a backward pass begins: whose gradients of a skipped step were zeroed?
 
-    Asks the device, but only after a step that was skipped.
+    Theirs are finite now, or None. Those of the others may be zeroed yet, as a loop
+    with two optimizers does before each backward pass of its own. Asks the device, but
+    only after a step that was skipped.
     """
-    skipped, iteration.skipped_before = iteration.skipped_before, []
-    if not skipped or _is_capturing():
+    if not iteration.unzeroed or _is_capturing():
         return
-    for optimizer in alive(skipped):
-        if any_of(check(gradients_of(optimizer))):
-            iteration.stale = True
-            warnings.warn(NEVER_ZEROED, RuntimeWarning, stacklevel=2)
+    for key, reference in list(iteration.unzeroed.items()):
+        optimizer = reference()
+        if optimizer is None or not any_of(check(gradients_of(optimizer))):
+            del iteration.unzeroed[key]
+
+
+def note_stale_gradients(iteration: Iteration, optimizer: Optimizer) -> None:
+    """A step overflowed: was it made of gradients that nobody has zeroed?"""
+    if iteration.unzeroed.pop(id(optimizer), None) is not None:
+        iteration.stale = True
+        warnings.warn(NEVER_ZEROED, RuntimeWarning, stacklevel=6)
 
 
 def _is_capturing() -> bool:
