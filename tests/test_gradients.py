@@ -293,3 +293,19 @@ def test_a_block_is_multiplied_before_the_next_one_is_fetched():
         gradients.check_and_multiply_(tensors, torch.tensor(0.5))
     work = [name for name in log.names if name in ("dot", "_foreach_mul_")]
     assert work == ["dot", "_foreach_mul_"] * 2
+
+
+def test_the_largest_of_the_small_tensors_are_added_up_in_blocks_of_few():
+    tensors = [torch.ones(gradients.SMALL) for _ in range(3)]
+    assert gradients.norm(tensors).item() == math.sqrt(3 * gradients.SMALL)
+    tensors[2][-1] = math.nan
+    assert gradients.nonfinite(tensors).item() == 1.0
+
+
+def test_plain_gradients_are_those_that_are_their_own_values():
+    plain = [torch.ones(2), torch.ones(1).half(), torch.ones(2, 3).t()]
+    assert gradients.are_plain([]) and gradients.are_plain(plain)
+    assert all(gradients.values_of(grad) is grad for grad in plain)
+    shard = torch.ones(2).as_subclass(Sharded)
+    for other in (torch.eye(2).to_sparse(), torch.ones(2) + 0j, shard):
+        assert not gradients.are_plain([*plain, other])
