@@ -287,12 +287,19 @@ def test_while_a_graph_is_compiled_no_value_is_asked_for(poison, monkeypatch):
     assert math.isnan(poison) == math.isnan(answers[1])
 
 
-def test_a_block_is_multiplied_before_the_next_one_is_fetched():
-    tensors = [torch.ones(gradients.SMALL + 1) for _ in range(2)]
+def test_each_pass_goes_over_whole_tensors_so_that_all_cores_have_work():
+    tensors = [torch.ones(2 * gradients.BLOCK) for _ in range(2)]
     with LogCalls() as log:
         gradients.check_and_multiply_(tensors, torch.tensor(0.5))
     work = [name for name in log.names if name in ("dot", "_foreach_mul_")]
-    assert work == ["dot", "_foreach_mul_"] * 2
+    assert work == ["dot", "dot", "_foreach_mul_"]
+
+
+def test_the_norm_adds_up_squares_in_blocks_which_keeps_them_exact_enough():
+    tensors = [torch.ones(2 * gradients.BLOCK) for _ in range(2)]
+    with LogCalls() as log:
+        assert gradients.norm(tensors).item() == math.sqrt(4 * gradients.BLOCK)
+    assert log.names.count("dot") == 4
 
 
 def test_the_largest_of_the_small_tensors_are_added_up_in_blocks_of_few():
