@@ -117,6 +117,9 @@ def test_a_region_switched_on_and_off_does_not_compile_each_time():
     assert counter.frame_count == 2
 
 
+@pytest.mark.skipif(
+    not HAS_MARKS, reason="PyTorch 2.6 cannot compile in several threads at once"
+)
 def test_threads_compile_in_regions_of_their_own():
     function, wrong = compiled(product), []
     barrier = threading.Barrier(3, timeout=60)
@@ -343,7 +346,9 @@ def test_the_cache_on_disk_hands_out_no_graph_of_another_region(tmp_path):
     """Each process begins with another kind, which gets the same mark in each."""
     for order in (["bf16"], ["safe", "fp16"]):
         assert run_with_cache(tmp_path, *order) == 0
-    assert run_with_cache(tmp_path, "fp16", "bf16", "safe") >= 1
+    hits = run_with_cache(tmp_path, "fp16", "bf16", "safe")
+    # Without marks only the first kind of a process is compiled, and "fp16" was not.
+    assert hits >= 1 if HAS_MARKS else hits == 0
 
 
 @pytest.fixture

@@ -97,40 +97,62 @@ def is_compiler_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-class EagerStretches:
+class EagerStretches(threading.local):
     """The stretches in which compiled functions run eagerly, in whatever thread.
 
     The compiler has one stance for the whole process, so it is taken when the first
-    such stretch begins, and given up when the last one ends.
+    such stretch begins, and given up when the last one ends.  A stretch may begin while
+    a compiled function is running, after a graph break: then Dynamo is watching the
+    frames of this thread, and must look away until the stretch ends.
     """
 
     def __init__(self) -> None:
-        self._open = 0
-        self._stance: Any = None
+        self._watches: list[Any] = []
 
     def begin(self) -> None:
         """Compiled functions run eagerly from here on."""
-        with _lock:
-            self._open += 1
-            # The compiler takes seconds to load, and has nothing to reuse before it is.
-            if self._stance is None and is_compiler_loaded():
-                self._stance = torch.compiler.set_stance("force_eager")
-                self._stance.__enter__()
+        self._watches.append(_set_watch(None))
+        _stance.take()
 
     def end(self) -> None:
         """End one stretch; with the last, compiled functions are used again."""
+        _stance.give_up()
+        _set_watch(self._watches.pop())
+
+
+# Private: what Dynamo calls for each frame of this thread.  Returns what it was.
+_set_watch: Any = torch._C._dynamo.eval_frame.set_eval_frame
+
+
+class _Stance:
+    """The compiler's stance "force_eager", and how many stretches want it."""
+
+    def __init__(self) -> None:
+        self._wanted = 0
+        self._taken: Any = None
+
+    def take(self) -> None:
         with _lock:
-            self._open -= 1
-            if self._open:
+            self._wanted += 1
+            # The compiler takes seconds to load, and has nothing to reuse before it is.
+            if self._taken is None and is_compiler_loaded():
+                self._taken = torch.compiler.set_stance("force_eager")
+                self._taken.__enter__()
+
+    def give_up(self) -> None:
+        with _lock:
+            self._wanted -= 1
+            if self._wanted:
                 return
-            if self._stance is not None:
-                self._stance.__exit__(None, None, None)
-                self._stance = None
+            if self._taken is not None:
+                self._taken.__exit__(None, None, None)
+                self._taken = None
             elif is_compiler_loaded():
                 # Loaded in here: what is compiled by now, is compiled without a mark.
                 torch._dynamo.reset()
 
 
+_stance = _Stance()
 eager_stretches = EagerStretches()
 
 
