@@ -15,6 +15,8 @@ STYLES = {
     "minamp": {"linewidth": 1.2},
     "minamp autocast": {"linewidth": 1.2},
     "minamp masters": {"linewidth": 1.2, "linestyle": (0, (2, 2))},
+    "minamp Kahan": {"linewidth": 0.8, "linestyle": (0, (1, 3))},
+    "minamp stoch.": {"linewidth": 0.8, "linestyle": (0, (4, 2, 1, 2))},
 }
 
 

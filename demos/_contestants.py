@@ -39,11 +39,25 @@ class Contestant:
         optimizer = make_optimizer(model)
         if self.recipe is None:
             return TorchRun(model, optimizer, DTYPES[self.dtype], **scaling)
+        if self.by in SIXTEEN_BITS:
+            run = MinampRun(model, optimizer, self.recipe, **scaling)
+            SIXTEEN_BITS[self.by](model, optimizer, DTYPES[self.dtype])
+            return run
         return MinampRun(model, optimizer, self.recipe, **scaling)
 
 
-def contestants(dtype: str) -> list[Contestant]:
-    """Full precision, and each half format asked for; PyTorch first in each."""
+# Half weights without masters: what is kept of an update has 16 bits, or none.
+SIXTEEN_BITS = {
+    "minamp Kahan": minamp.KahanSummation,
+    "minamp stoch.": minamp.StochasticRounding,
+}
+
+
+def contestants(dtype: str, sixteen_bits: bool = False) -> list[Contestant]:
+    """Full precision, and each half format asked for; PyTorch first in each.
+
+    With `sixteen_bits` also half weights without masters, in bf16.
+    """
     halves = ["fp16", "bf16"] if dtype == "all" else [dtype]
     everyone = [
         Contestant("fp32", "PyTorch"),
@@ -55,6 +69,8 @@ def contestants(dtype: str) -> list[Contestant]:
             Contestant(half, "minamp autocast", f"{half}_autocast"),
             Contestant(half, "minamp masters", f"{half}_masters"),
         ]
+        if sixteen_bits and half == "bf16":
+            everyone += [Contestant(half, by, "bf16_autocast") for by in SIXTEEN_BITS]
     return everyone
 
 
@@ -80,7 +96,7 @@ class Run:
 
     def weights_fp32(self) -> dict[str, Tensor]:
         """The weights being trained, by name, in full precision."""
-        return {name: p.detach() for name, p in self.model.named_parameters()}
+        return {name: p.detach().float() for name, p in self.model.named_parameters()}
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Score:

@@ -110,7 +110,9 @@ def main() -> int:
     traces = []
     for task in tasks(device):
         steps = args.steps or (task.quick_steps if args.quick else task.steps)
-        traces += train(task, contestants(args.dtype), steps, args.seeds)
+        traces += train(
+            task, contestants(args.dtype, sixteen_bits=True), steps, args.seeds
+        )
     common.save_figure(draw(traces), args.out / "compare.svg")
     record = [trace.as_record() for trace in traces]
     common.save_record(args.out / "compare.json", device, record)

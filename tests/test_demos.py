@@ -64,7 +64,7 @@ def test_compare_keeps_a_figure_and_each_step_of_each_run(kept):
     assert (kept / "compare.svg").stat().st_size > 10_000
     record = json.loads((kept / "compare.json").read_text())
     assert record["environment"]["torch"] == torch.__version__
-    assert len(record["results"]) == 2 * 8  # tasks, contestants
+    assert len(record["results"]) == 2 * 10  # tasks, contestants
     for result in record["results"]:
         assert len(result["losses"]) == len(result["scales"]) in (20, 6)
 
