@@ -22,9 +22,7 @@ def tour() -> list[str]:
 def source_files() -> set[str]:
     """Every file of the package but the `__init__.py`s, which hold no code of ours."""
     files = (ROOT / "minamp").rglob("*.py")
-    return {
-        str(path.relative_to(ROOT)) for path in files if path.name != "__init__.py"
-    }
+    return {str(path.relative_to(ROOT)) for path in files if path.name != "__init__.py"}
 
 
 class WithoutTypes(ast.NodeTransformer):
