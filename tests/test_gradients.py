@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import oracles
 import strategies
 from minamp.tensors import gradients
+from minamp.tensors.reading_pass import BLOCK, SMALL, TINY
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 # Finite, yet their squares (of fp16: their sum) are not.
@@ -22,7 +23,7 @@ HUGE = {
     torch.float16: 65504.0,
     torch.bfloat16: 3.3e38,
 }
-SIZES = [1, 7, 4096, gradients.SMALL + 1, gradients.BLOCK + 3]
+SIZES = [1, 7, 4096, SMALL + 1, BLOCK + 3]
 
 
 def tensors_of(dtype: torch.dtype, sizes: list[int], device: str) -> list[torch.Tensor]:
@@ -37,6 +38,27 @@ def test_one_bad_element_anywhere_is_found(dtype, poison, device):
             tensors = tensors_of(dtype, SIZES, device)
             tensors[where][place] = poison
             assert gradients.nonfinite(tensors).item() == 1.0
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, TINY, TINY + 1, SMALL, SMALL + 1])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_bad_element_among_zeros_is_found(number, size, device):
+    """0 * inf is NaN: no partner that an element is multiplied by can hide it."""
+    for where in range(number):
+        for place in {0, size // 2, size - 1} if size else ():
+            tensors = [torch.zeros(size, device=device) for _ in range(number)]
+            assert gradients.nonfinite(tensors).item() == 0.0
+            tensors[where][place] = math.inf
+            assert gradients.nonfinite(tensors).item() == 1.0
+
+
+def test_empty_tensors_hold_nothing_bad(device):
+    empty = [torch.ones(0, device=device), torch.ones(3, 0, device=device)]
+    for tensors in (empty, [*empty, torch.ones(2, device=device)]):
+        for ask in (gradients.nonfinite, gradients._nonfinite_by_largest):
+            assert ask(tensors).item() == 0.0
+        gradients.check_and_multiply_(tensors, torch.tensor(0.5, device=device))
+    assert gradients.norm(empty).item() == 0.0
 
 
 @pytest.mark.parametrize("poison", [0.0, math.inf, -math.inf, math.nan])
@@ -141,11 +163,12 @@ def test_check_and_multiply_is_check_then_multiply(poison, device):
         oracles.assert_same_bits(one, other)
 
 
-def test_tensors_are_sorted_by_device_and_dtype_and_empty_ones_left_out():
+def test_tensors_are_sorted_by_device_and_dtype():
     tensors = [torch.ones(2), torch.ones(0), torch.ones(1).half(), torch.ones(3)]
     groups = gradients.by_device_and_dtype(tensors)
     cpu = torch.device("cpu")
-    assert [len(groups[cpu, d]) for d in (torch.float32, torch.float16)] == [2, 1]
+    assert [len(groups[cpu, d]) for d in (torch.float32, torch.float16)] == [3, 1]
+    assert gradients.by_device_and_dtype([]) == {}
 
 
 def test_the_values_of_sparse_and_complex_gradients_share_their_memory():
@@ -223,6 +246,18 @@ def test_the_answers_are_0_dim_and_of_the_promised_dtypes(dtype, device):
     assert all(f.dtype is torch.float32 and f.shape == () for f in flags)
 
 
+def test_the_answer_is_float32_whatever_the_default_dtype(device):
+    tensors = tensors_of(torch.float32, [1, 7], device)
+    empty = [torch.ones(0, device=device)]
+    torch.set_default_dtype(torch.float64)
+    try:
+        flags = [gradients.nonfinite(tensors), gradients.nonfinite(empty)]
+        flags += [gradients._nonfinite_by_largest(empty)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(flag.dtype is torch.float32 for flag in flags)
+
+
 def test_the_answers_are_on_the_device_of_the_tensors():
     """The device "meta" has no values, so asking for one would raise."""
     tensors = [torch.ones(n, device="meta") for n in (3, 1)]
@@ -232,14 +267,19 @@ def test_the_answers_are_on_the_device_of_the_tensors():
     assert gradients.norm(tensors).is_meta
 
 
+# What is done while a graph is compiled stands in Python.
+SORTS = [gradients.by_device_and_dtype, gradients._by_device_and_dtype_in_python]
+
+
 def test_tensors_that_differ_in_device_or_dtype_are_kept_apart():
     here, meta = torch.device("cpu"), torch.device("meta")
     for other in [(meta, torch.float32), (here, torch.half), (meta, torch.half)]:
         places = [(here, torch.float32), other]
         tensors = [torch.empty(1, device=d, dtype=dtype) for d, dtype in places]
-        groups = gradients.by_device_and_dtype(tensors)
-        assert set(groups) == set(places)
-        assert all(groups[p] == [t] for p, t in zip(places, tensors, strict=True))
+        for sort in SORTS:
+            groups = sort(tensors)
+            assert set(groups) == set(places)
+            assert all(groups[p][0] is t for p, t in zip(places, tensors, strict=True))
 
 
 class Sharded(torch.Tensor):
@@ -288,7 +328,7 @@ def test_while_a_graph_is_compiled_no_value_is_asked_for(poison, monkeypatch):
 
 
 def test_each_pass_goes_over_whole_tensors_so_that_all_cores_have_work():
-    tensors = [torch.ones(2 * gradients.BLOCK) for _ in range(2)]
+    tensors = [torch.ones(2 * BLOCK) for _ in range(2)]
     with LogCalls() as log:
         gradients.check_and_multiply_(tensors, torch.tensor(0.5))
     work = [name for name in log.names if name in ("dot", "_foreach_mul_")]
@@ -296,23 +336,23 @@ def test_each_pass_goes_over_whole_tensors_so_that_all_cores_have_work():
 
 
 def test_the_norm_adds_up_squares_in_blocks_which_keeps_them_exact_enough():
-    tensors = [torch.ones(2 * gradients.BLOCK) for _ in range(2)]
+    tensors = [torch.ones(2 * BLOCK) for _ in range(2)]
     with LogCalls() as log:
-        assert gradients.norm(tensors).item() == math.sqrt(4 * gradients.BLOCK)
+        assert gradients.norm(tensors).item() == math.sqrt(4 * BLOCK)
     assert log.names.count("dot") == 4
 
 
 def test_the_largest_of_the_small_tensors_are_added_up_in_blocks_of_few():
-    tensors = [torch.ones(gradients.SMALL) for _ in range(3)]
-    assert gradients.norm(tensors).item() == math.sqrt(3 * gradients.SMALL)
+    tensors = [torch.ones(SMALL) for _ in range(3)]
+    assert gradients.norm(tensors).item() == math.sqrt(3 * SMALL)
     tensors[2][-1] = math.nan
     assert gradients.nonfinite(tensors).item() == 1.0
 
 
-def test_plain_gradients_are_those_that_are_their_own_values():
-    plain = [torch.ones(2), torch.ones(1).half(), torch.ones(2, 3).t()]
-    assert gradients.are_plain([]) and gradients.are_plain(plain)
-    assert all(gradients.values_of(grad) is grad for grad in plain)
+def test_dense_gradients_are_their_own_values_if_they_are_real():
+    dense = [torch.ones(2), torch.ones(1).half(), torch.ones(2, 3).t()]
+    assert gradients.are_dense([]) and gradients.are_dense(dense)
+    assert all(gradients.values_of(grad) is grad for grad in dense)
     shard = torch.ones(2).as_subclass(Sharded)
-    for other in (torch.eye(2).to_sparse(), torch.ones(2) + 0j, shard):
-        assert not gradients.are_plain([*plain, other])
+    for other in (torch.eye(2).to_sparse(), shard):
+        assert not gradients.are_dense([*dense, other])

@@ -13,10 +13,12 @@ norm of 0, is that of `torch.nn.utils.clip_grad_norm_`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from minamp.scaling.found_inf import FoundInf
+from minamp.scaling.found_inf import FoundInf, by_device, combined
 from minamp.tensors import gradients
 
 
@@ -30,23 +32,24 @@ def clip_and_unscale(
     and found_inf. Gradients that are not finite are unscaled but not clipped, so that
     one can still see which elements were inf.
     """
-    device = inv_scale.device
     norms = {place: gradients.norm(group) for place, group in groups.items()}
     if not norms:
-        return torch.zeros((), device=device), {}
-    everywhere = [norm.to(device, non_blocking=True) for norm in norms.values()]
-    norm_scaled = torch.linalg.vector_norm(torch.stack(everywhere))
+        return torch.zeros_like(inv_scale), {}
+    norm_scaled = _norm_of_all(norms.values(), inv_scale.device)
     norm = norm_scaled * inv_scale
     shrink = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    factor = inv_scale * torch.where(norm_scaled.isfinite(), shrink, 1.0)
-    for place, group in groups.items():
-        gradients.multiply_(group, factor.to(place[0], torch.float32))
-    return norm, _found_inf(norms)
+    found_inf = by_device(norms, lambda norm: (~norm.isfinite()).to(torch.float32))
+    overflow = combined(found_inf, inv_scale.device).bool()
+    factor = inv_scale * torch.where(overflow, 1.0, shrink)
+    for (device, _), group in groups.items():
+        gradients.multiply_(group, factor.to(device, torch.float32))
+    return norm, found_inf
 
 
-def _found_inf(norms: dict[tuple[torch.device, torch.dtype], Tensor]) -> FoundInf:
-    found_inf: FoundInf = {}
-    for (device, _), norm in norms.items():
-        flag = (~norm.isfinite()).to(torch.float32)
-        found_inf[device] = torch.maximum(found_inf.get(device, flag), flag)
-    return found_inf
+def _norm_of_all(norms: Iterable[Tensor], device: torch.device) -> Tensor:
+    """The norm of all gradients, on `device`, from those of their parts."""
+    parts = [norm.to(device, non_blocking=True) for norm in norms]
+    if len(parts) == 1:
+        return parts[0]
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    return whole

@@ -9,6 +9,7 @@ was found there: the host need not know it yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from torch.optim import Optimizer
 
 from minamp.tensors.gradients import (
     Groups,
-    are_plain,
+    Place,
+    are_dense,
     by_device_and_dtype,
     check_and_multiply_,
     nonfinite,
@@ -24,6 +26,7 @@ from minamp.tensors.gradients import (
 )
 
 FoundInf = dict[torch.device, Tensor]
+T = TypeVar("T")
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -40,9 +43,11 @@ def gradients_of(optimizer: Optimizer) -> Groups:
     """
     parameters = parameters_of(optimizer)
     grads = [grad for p in parameters if (grad := p.grad) is not None]
-    if not are_plain(grads):
-        grads = list(_values_of_gradients(parameters))
-    return by_device_and_dtype(grads)
+    if are_dense(grads):
+        groups = by_device_and_dtype(grads)
+        if not any(dtype.is_complex for _, dtype in groups):
+            return groups
+    return by_device_and_dtype(list(_values_of_gradients(parameters)))
 
 
 def _values_of_gradients(parameters: list[Tensor]) -> Iterator[Tensor]:
@@ -71,8 +76,12 @@ def refuse_half_gradients(groups: Groups) -> None:
 
 
 def reciprocal(scale: Tensor) -> Tensor:
-    """1 / scale as a float32 tensor, correctly rounded."""
-    if scale.device.type == "mps":  # no float64 there
+    """1 / scale as a float32 tensor, correctly rounded.
+
+    A CPU divides exactly so; a GPU may have been told to divide float32 in a hurry, so
+    there the quotient is float64's, but for mps, which has no float64.
+    """
+    if scale.device.type in ("cpu", "mps"):
         return scale.reciprocal()
     return scale.double().reciprocal().float()
 
@@ -85,20 +94,20 @@ def unscale_and_check(groups: Groups, inv_scale: Tensor) -> FoundInf:
         factor = inv_scale.reshape(()).to(group[0].device, non_blocking=True)
         return check_and_multiply_(group, factor)
 
-    return _by_device(groups, unscale)
+    return by_device(groups, unscale)
 
 
 @torch.no_grad()
 def check(groups: Groups) -> FoundInf:
     """Was one of the gradients not finite? Reads them once and changes nothing."""
-    return _by_device(groups, nonfinite)
+    return by_device(groups, nonfinite)
 
 
-def _by_device(groups: Groups, question: Callable[[list[Tensor]], Tensor]) -> FoundInf:
-    """A device may hold gradients of several dtypes: one flag for all of them."""
+def by_device(parts: dict[Place, T], question: Callable[[T], Tensor]) -> FoundInf:
+    """The flag that `question` gives for each part; one for the dtypes of a device."""
     found_inf: FoundInf = {}
-    for (device, _), group in groups.items():
-        flag, earlier = question(group), found_inf.get(device)
+    for (device, _), part in parts.items():
+        flag, earlier = question(part), found_inf.get(device)
         found_inf[device] = flag if earlier is None else torch.maximum(flag, earlier)
     return found_inf
 
@@ -112,5 +121,5 @@ def combined(found_inf: FoundInf, device: torch.device) -> Tensor:
     """1.0 if a flag of any device is set, else 0.0; float32, 0-dim, on `device`."""
     flags = [flag.to(device, non_blocking=True) for flag in found_inf.values()]
     if not flags:
-        return torch.zeros((), device=device)
+        return torch.zeros((), dtype=torch.float32, device=device)
     return flags[0] if len(flags) == 1 else torch.stack(flags).amax(0)

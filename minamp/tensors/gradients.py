@@ -1,39 +1,26 @@
 """A list of gradients: are all finite, what is their norm, multiply them all.
 
-Memory traffic is the cost here: a gradient of 4 MB takes longer to fetch than to
-square. So there is one reading pass, a sum of squares, and it answers two questions:
-
-    norm         sqrt(sum of g**2)
-    all finite   if the sum is: inf**2 = inf and NaN**2 = NaN cannot cancel
-
-The converse fails: the squares of finite gradients may overflow (1e20**2 > 3.4e38). So
-a sum that is not finite starts a second, exact look; that is rare, and never a wrong
-answer. (Tools that stop at a sum report an overflow for the finite [3e38, 3e38].) Where
-only the second question is asked of small tensors, the plain sum does as well, sooner.
-
-A host that may look at the sum before it goes on has to wait for it. On the CPU that is
-free; on an accelerator it would stall the queue, so there the exact question (the
-largest magnitude) is asked at once.
+On the CPU one reading pass of sums answers the first two (`reading_pass.py`), and now
+and then a second look is needed. A host that may look at a sum before it goes on has to
+wait for it: that is free on the CPU, but would stall the queue of an accelerator. So
+there the exact question (the largest magnitude) is asked at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-# Short blocks keep float32 sums of squares exact enough: `dot` over 8M elements is 2e-5
-# off, over 1M 1e-6.
-BLOCK = 2**20
-TENSORS_PER_BLOCK = 256
-# Below this many elements the call costs more than the work: add tensors of one shape
-# into a common accumulator. Above, `dot` reads each tensor once and writes nothing.
-SMALL = 2**16
+from minamp.tensors.reading_pass import has_nonfinite, sum_of_squares
+
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 
-Groups = dict[tuple[torch.device, torch.dtype], list[Tensor]]
+Place = tuple[torch.device, torch.dtype]
+Groups = dict[Place, list[Tensor]]
 
 
 def values_of(grad: Tensor) -> Tensor:
@@ -50,26 +37,26 @@ def values_of(grad: Tensor) -> Tensor:
     return torch.view_as_real(grad) if grad.is_complex() else grad
 
 
-def are_plain(grads: list[Tensor]) -> bool:
-    """Whether `values_of` would return every one of `grads` itself.
+def are_dense(grads: list[Tensor]) -> bool:
+    """Whether `values_of` would return every one of `grads` itself, if it is real.
 
-    Three questions to all cost less than three to each: with many small gradients, the
+    Two questions to all cost less than two to each: with many small gradients, the
     Python that asks takes as long as the arithmetic.
     """
-    return (
-        {type(grad) for grad in grads} <= {Tensor}
-        and {grad.layout for grad in grads} <= {torch.strided}
-        and not any(dtype.is_complex for dtype in {grad.dtype for grad in grads})
-    )
+    types, layouts = {type(grad) for grad in grads}, {grad.layout for grad in grads}
+    return types <= {Tensor} and layouts <= {torch.strided}
 
 
-def by_device_and_dtype(tensors: Iterable[Tensor]) -> Groups:
-    """Sort tensors into lists for multi-tensor calls; empty ones are left out."""
-    tensors = [tensor for tensor in tensors if tensor.numel()]
-    devices = {tensor.device for tensor in tensors}
-    dtypes = {tensor.dtype for tensor in tensors}
-    if len(devices) == len(dtypes) == 1:  # as nearly always, and then fast
-        return {(devices.pop(), dtypes.pop()): tensors}
+def by_device_and_dtype(tensors: list[Tensor]) -> Groups:
+    """Sort tensors into lists for multi-tensor calls."""
+    if tensors and not torch.compiler.is_compiling():
+        # The loop below in C++; torch has no public name for it.
+        places: Any = _group_tensors_by_device_and_dtype([[*tensors]])
+        return {place: lists[0] for place, (lists, _) in places.items()}
+    return _by_device_and_dtype_in_python(tensors)
+
+
+def _by_device_and_dtype_in_python(tensors: list[Tensor]) -> Groups:
     groups: Groups = {}
     for tensor in tensors:
         groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
@@ -85,7 +72,7 @@ def nonfinite(tensors: list[Tensor]) -> Tensor:
     if torch.compiler.is_compiling():
         return _nonfinite_elementwise(tensors)
     if tensors[0].is_cpu:
-        return torch.tensor(float(any(map(_is_nonfinite, _blocks(tensors)))))
+        return torch.full((), has_nonfinite(tensors), dtype=torch.float32)
     return _nonfinite_by_largest(tensors)
 
 
@@ -123,9 +110,9 @@ def norm(tensors: list[Tensor]) -> Tensor:
     """
     half = tensors[0].dtype in LOW_PRECISION
     if tensors[0].is_cpu and not half and not torch.compiler.is_compiling():
-        squares = sum(_sum(block, squares=True) for block in _blocks(tensors))
+        squares = sum_of_squares(tensors)
         if math.isfinite(squares):
-            return torch.tensor(math.sqrt(squares), dtype=torch.float64)
+            return torch.full((), math.sqrt(squares), dtype=torch.float64)
     return _norm_wide(tensors)
 
 
@@ -138,57 +125,15 @@ def _norm_wide(tensors: list[Tensor]) -> Tensor:
     return total
 
 
-def _is_nonfinite(block: list[Tensor]) -> bool:
-    """The quick look at a block, and the exact one if that raises suspicion."""
-    if math.isfinite(_sum(block)):
-        return False
-    return bool(_nonfinite_elementwise(block).item())
-
-
 def _nonfinite_by_largest(tensors: list[Tensor]) -> Tensor:
     """The largest magnitude of each tensor, in one multi-tensor call; NaN counts."""
-    largest = torch._foreach_norm(tensors, float("inf"))
+    filled = [tensor for tensor in tensors if tensor.numel()]
+    if not filled:  # and so without a largest element
+        return torch.zeros((), dtype=torch.float32, device=tensors[0].device)
+    largest = torch._foreach_norm(filled, float("inf"))
     return (~torch.stack(largest).isfinite().all()).to(torch.float32)
 
 
 def _nonfinite_elementwise(tensors: list[Tensor]) -> Tensor:
     finite = torch.stack([tensor.isfinite().all() for tensor in tensors])
     return (~finite.all()).to(torch.float32)
-
-
-def _blocks(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """CPU tensors in blocks: one large tensor, or several small ones of one shape."""
-    shapes = {tensor.shape for tensor in tensors}
-    by_shape = dict.fromkeys(shapes, tensors)
-    if len(shapes) > 1:
-        by_shape = {shape: [] for shape in shapes}
-        for tensor in tensors:
-            by_shape[tensor.shape].append(tensor)
-    for shape, group in by_shape.items():
-        if shape.numel() > SMALL:
-            yield from ([tensor] for tensor in group)
-        else:
-            length = min(TENSORS_PER_BLOCK, BLOCK // shape.numel())
-            starts = range(0, len(group), length)
-            yield from (group[start : start + length] for start in starts)
-
-
-def _sum(block: list[Tensor], squares: bool = False) -> float:
-    """The sum of squares of a block; without `squares`, the plain sum if sooner had.
-
-    Small tensors are added up one by one, acc += g or acc += g * g, and then within
-    acc. It stays in the cache, and one multi-tensor call does the whole list: on the
-    CPU it goes through the list in order, so one accumulator may serve all.
-    """
-    first = block[0]
-    if first.numel() > SMALL:
-        flat = first.reshape(-1)
-        pieces = torch.split(flat, BLOCK) if squares else (flat,)
-        return sum(float(piece.dot(piece)) for piece in pieces)
-    accumulator = torch.zeros_like(first)
-    accumulators = [accumulator] * len(block)
-    if squares:
-        torch._foreach_addcmul_(accumulators, block, block)
-    else:
-        torch._foreach_add_(accumulators, block)
-    return float(accumulator.sum())
