@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,26 @@ def fused_steps_with_group(rank: int) -> tuple[float, float]:
     return training.steps_taken, training.scaler.get_scale()
 
 
+def clipped_steps_with_group(rank: int) -> tuple[float, float]:
+    """One reading pass gives the norm and the answer that the ranks have to share."""
+    training = Training(process_group=dist.group.WORLD)
+    for poison in (math.inf if rank else 0.0, 0.0):
+        training.backward(poison)
+        training.scaler.clip_grad_norm_(training.optimizer, 100.0)
+        training.scaler.step(training.optimizer)
+        training.scaler.update()
+    return training.steps_taken, training.scaler.get_scale()
+
+
+def clipped_steps_without_group(rank: int) -> tuple[float, float]:
+    training = Training()
+    training.backward(math.inf if rank else 0.0)
+    training.scaler.clip_grad_norm_(training.optimizer, 100.0)
+    training.scaler.step(training.optimizer)
+    training.scaler.update()
+    return training.steps_taken, training.scaler.get_scale()
+
+
 def steps_without_group(rank: int) -> tuple[float, float]:
     training = Training()
     training.step(math.nan if rank else 0.0)
@@ -73,7 +94,9 @@ def uneven_then_agreed(rank: int) -> float:
     return training.scaler.get_scale()
 
 
-def sharded_steps(rank: int, clips: bool = False) -> tuple[float, float, float]:
+def sharded_steps(
+    rank: int, clips: bool = False, fused: bool = False
+) -> tuple[float, float, float]:
     """fully_shard: the bias has one element, so rank 1's shard of it is empty."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -82,7 +105,10 @@ def sharded_steps(rank: int, clips: bool = False) -> tuple[float, float, float]:
     model = torch.nn.Linear(4, 1)
     torch.nn.init.ones_(model.weight)
     fully_shard(model, mesh=init_device_mesh("cpu", (RANKS,)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    # Of the fused optimizers only Adam takes shards; of gradients that are all 1 it
+    # makes steps of lr, as SGD does.
+    kind = partial(torch.optim.Adam, fused=True) if fused else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=0.125)
     scaler, norm = DynamicLossScaler("cpu", init_scale=16.0), torch.zeros(())
     for step in range(3):
         optimizer.zero_grad()
@@ -102,9 +128,15 @@ def sharded_steps_with_clipping(rank: int) -> tuple[float, float, float]:
     return sharded_steps(rank, clips=True)
 
 
+def fused_sharded_steps(rank: int) -> tuple[float, float, float]:
+    return sharded_steps(rank, fused=True)
+
+
 SCENARIOS = [
     steps_with_group,
     fused_steps_with_group,
+    clipped_steps_with_group,
+    clipped_steps_without_group,
     steps_without_group,
     nan_loss_on_one_rank,
     nan_loss_on_one_rank_with_group,
@@ -113,7 +145,7 @@ SCENARIOS = [
 # fully_shard records events on the streams of its device, the CPU's included.
 CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
 if CAN_SHARD:
-    SCENARIOS += [sharded_steps, sharded_steps_with_clipping]
+    SCENARIOS += [sharded_steps, sharded_steps_with_clipping, fused_sharded_steps]
 needs_sharding = pytest.mark.skipif(
     not CAN_SHARD, reason="fully_shard of this torch (2.6) cannot run on the CPU"
 )
@@ -145,9 +177,15 @@ def test_fused_optimizers_skip_on_all_ranks_of_the_group(results):
     assert results["fused_steps_with_group"] == [(0.0, 512.0)] * RANKS
 
 
+def test_clipping_in_one_pass_skips_on_all_ranks_of_the_group(results):
+    assert results["clipped_steps_with_group"] == [(1.0, 512.0)] * RANKS
+
+
 def test_without_a_group_each_rank_goes_its_own_way(results):
     """What the group is for; a script for one process communicates with nobody."""
-    assert results["steps_without_group"] == [(1.0, 1024.0), (0.0, 512.0)]
+    alone = [(1.0, 1024.0), (0.0, 512.0)]
+    assert results["steps_without_group"] == alone
+    assert results["clipped_steps_without_group"] == alone
 
 
 def test_a_nan_loss_on_one_rank_never_parts_the_scales(results):
@@ -171,3 +209,9 @@ def test_clipping_takes_the_norm_over_all_shards(results):
     """Gradients are 1 for each of four weights and a bias: the norm is sqrt(5)."""
     expected = pytest.approx((0.75, 8.0, math.sqrt(5)))
     assert results["sharded_steps_with_clipping"] == [expected] * RANKS
+
+
+@needs_sharding
+def test_fused_optimizers_skip_on_every_rank_when_one_shard_overflows(results):
+    expected = pytest.approx((0.75, 8.0, 0.0))
+    assert results["fused_sharded_steps"] == [expected] * RANKS
