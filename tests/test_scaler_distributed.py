@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import warnings
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -154,7 +155,13 @@ needs_sharding = pytest.mark.skipif(
 def run_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo",
+        init_method=store,
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(minutes=1),  # ranks that part would wait for half an hour
+    )
     results = {scenario.__name__: scenario(rank) for scenario in SCENARIOS}
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
