@@ -13,7 +13,7 @@ import contextlib
 import logging
 import random
 import warnings
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,11 +63,51 @@ class Report:
         )
 
 
+# What is wrong with the outcome of a call, next to the true one? None: nothing.
+Judge = Callable[[Outcome, Outcome, RealGround, str], str | None]
+
+
+def difference(
+    ours: Outcome, truth: Outcome, ground: RealGround, name: str
+) -> str | None:
+    """Everything has to be the same."""
+    if ours.decision != truth.decision:
+        return f"{ours.decision} instead of {truth.decision}"
+    if not ground.compares_values or any(w in name for w in WITHOUT_REPEATABLE_VALUES):
+        return None
+    for left, right in zip(ours.values, truth.values, strict=True):
+        if not same_bits(left, right):
+            return describe_difference(left, right)
+    return None
+
+
+def narrowing(
+    ours: Outcome, truth: Outcome, ground: RealGround, name: str
+) -> str | None:
+    """There may be fewer exceptions and wider dtypes, but not more and narrower."""
+    if truth.exception:
+        return None
+    if ours.exception:
+        return f"raises {ours.exception}"
+    pairs = zip(ours.decision, truth.decision, strict=True)
+    if all(ours == theirs or _is_wider(ours, theirs) for ours, theirs in pairs):
+        return None
+    return f"{ours.decision} is narrower than {truth.decision}"
+
+
+def _is_wider(ours: Any, theirs: Any) -> bool:
+    both = isinstance(ours, torch.dtype) and isinstance(theirs, torch.dtype)
+    if not both or not (theirs.is_floating_point or theirs.is_complex):
+        return False
+    return torch.promote_types(ours, theirs) is ours
+
+
 def sweep(
     ground: RealGround,
     low: torch.dtype,
     samples_per_op: int,
     only: Container[str] | None = None,
+    judge: Judge = difference,
 ) -> Report:
     """Run every op (or `only` some) on float32 samples, evenly spread over its own.
 
@@ -82,7 +122,7 @@ def sweep(
             for sample in samples:
                 report.samples += 1
                 for mixture in MIXTURES:
-                    _compare(report, ground, name, op, sample, low, mixture)
+                    _compare(report, judge, ground, name, op, sample, low, mixture)
     return report
 
 
@@ -126,7 +166,7 @@ def _evenly_spread(samples: list[Any], wanted: int) -> list[Any]:
     return [samples[round(k * last / max(wanted - 1, 1))] for k in range(wanted)]
 
 
-def _compare(report, ground, name, op, sample, low, mixture) -> None:
+def _compare(report, judge, ground, name, op, sample, low, mixture) -> None:
     low_places = _places_of(sample, mixture)
     if low_places is None:
         return
@@ -139,17 +179,11 @@ def _compare(report, ground, name, op, sample, low, mixture) -> None:
     report.calls += 1
     if plain.decision != truth.decision:
         report.affected_ops.add(name)
-    ours = _run(*arguments, ground.candidate(low))
-    difference = _difference(ours, truth, ground, name)
-    if difference and not _truth_disagrees_with_itself(arguments, truth, name):
-        report.disagreements.append(f"{name}, {low}, {mixture}: {difference}")
-
-
-def _truth_disagrees_with_itself(arguments, truth: Outcome, name: str) -> bool:
-    """Some kernels do not repeat their bits; they can agree with nobody."""
-    ground, *_, low, _ = arguments
+    fault = judge(_run(*arguments, ground.candidate(low)), truth, ground, name)
+    # Some kernels do not repeat their bits; they can agree with nobody.
     again = (_run(*arguments, ground.truth(low)) for _ in range(5))
-    return any(_difference(outcome, truth, ground, name) for outcome in again)
+    if fault and not any(judge(other, truth, ground, name) for other in again):
+        report.disagreements.append(f"{name}, {low}, {mixture}: {fault}")
 
 
 def _places_of(sample: Any, mixture: str) -> set[int] | None:
@@ -207,14 +241,3 @@ def _seed() -> None:
         torch.cuda.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
-
-
-def _difference(ours: Outcome, truth: Outcome, ground, name: str) -> str | None:
-    if ours.decision != truth.decision:
-        return f"{ours.decision} instead of {truth.decision}"
-    if not ground.compares_values or any(w in name for w in WITHOUT_REPEATABLE_VALUES):
-        return None
-    for left, right in zip(ours.values, truth.values, strict=True):
-        if not same_bits(left, right):
-            return describe_difference(left, right)
-    return None

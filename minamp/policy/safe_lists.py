@@ -43,6 +43,11 @@ SAFE: tuple[Row, ...] = (
     ),
     *family(
         Category.FP32,
+        "calls softmax: its backward pass wants one dtype, before and after",
+        "_safe_softmax",
+    ),
+    *family(
+        Category.FP32,
         "a sum of squares or of exponentials: it overflows where its input does not",
         "logaddexp logaddexp2 logcumsumexp std.correction std_mean.correction "
         "var.correction var_mean.correction",
@@ -94,9 +99,13 @@ def safe_lists() -> OpLists:
 
 
 def _made_safe(rows: dict[str, Row], extra: list[Row]) -> dict[str, Row]:
-    """``rows`` overridden by ``extra``, except where they run an op in halves."""
+    """``rows`` overridden by ``extra``, except where that would change a precision.
+
+    What PyTorch runs in halves stays in halves, what it runs in float32 in float32.
+    """
     for row in extra:
-        listed = rows.get(row.op)
-        if listed is None or listed.category is not Category.LOWER_PRECISION_FP:
+        listed = rows[row.op].category if row.op in rows else None
+        is_lowered = listed in _NEEDS_FP32 and row.category not in _NEEDS_FP32
+        if listed is not Category.LOWER_PRECISION_FP and not is_lowered:
             rows[row.op] = row
     return rows
