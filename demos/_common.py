@@ -34,20 +34,26 @@ COLOURS = {"fp32": "#4d4d4d", "fp16": "#c8561b", "bf16": "#1f6fa8"}
 
 
 def options(question: str, name: str) -> argparse.ArgumentParser:
-    """The options of the measuring demos; `parse_args` on it gives the values."""
+    """The options of a demo that measures; `parse_args` on it gives the values."""
     parser = argparse.ArgumentParser(
         description=question, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a run of a few seconds")
-    parser.add_argument("--steps", type=positive, help="training steps of each run")
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU"
     )
+    out = Path(__file__).parent / "out" / name
+    parser.add_argument("--out", type=Path, default=out, help="folder for the files")
+    return parser
+
+
+def options_of_training(question: str, name: str) -> argparse.ArgumentParser:
+    """The same, and those of a demo that trains."""
+    parser = options(question, name)
+    parser.add_argument("--steps", type=positive, help="training steps of each run")
     parser.add_argument(
         "--dtype", choices=("all", "fp16", "bf16"), default="all", help="beside fp32"
     )
-    out = Path(__file__).parent / "out" / name
-    parser.add_argument("--out", type=Path, default=out, help="folder for the files")
     return parser
 
 

@@ -102,7 +102,7 @@ def peak_of(task: Task, contestant: Contestant) -> int:
 
 
 def main() -> int:
-    parser = common.options(__doc__, "compare")
+    parser = common.options_of_training(__doc__, "compare")
     parser.add_argument("--seeds", type=common.positive, default=1, help="how many")
     args = parser.parse_args()
     device = common.pick_device(args.device)

@@ -4,7 +4,7 @@ Continuous integration has no GPU, so whoever has one runs this there now and th
 
     python demos/record.py
 
-It runs both measuring demos, then the tests, and keeps a folder in `demos/results/`:
+It runs the demos that measure, then the tests, and keeps a folder in `demos/results/`:
 figures, numbers, and a page with what was said, versions and device.  It needs no
 network; minamp need not be installed, but what its tests need must be.  All together
 takes at most `--minutes`: a command that would take longer is ended, and the page says
@@ -57,7 +57,7 @@ def main() -> int:
     (ROOT / page).write_text(as_page(device, checks), encoding="utf-8")
     common.console.print(f"record  {page}")
     passed = all(check.ended == "passed" for check in checks)
-    return common.conclude("the tests and both demos' findings hold here.", passed)
+    return common.conclude("the tests and the demos' findings hold here.", passed)
 
 
 def options() -> argparse.Namespace:
@@ -78,6 +78,7 @@ def commands(
     for_demos = [*on_device, "--out", str(folder), *["--quick"][: args.quick]]
     return [
         ["demos/speed_and_memory.py", *for_demos],
+        ["demos/scaler_passes.py", *for_demos],
         ["demos/compare.py", *for_demos],
         ["-m", "pytest", "-q", *on_device, args.tests],
     ]

@@ -156,7 +156,7 @@ def can_judge_times(device: torch.device, dtype: str, quick: bool) -> bool:
 
 
 def main() -> int:
-    args = common.options(__doc__, "speed_and_memory").parse_args()
+    args = common.options_of_training(__doc__, "speed_and_memory").parse_args()
     device = common.pick_device(args.device)
     dtype = choose_dtype(args.dtype, device)
     everyone = contestants(dtype)

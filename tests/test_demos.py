@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "demos"))
 import _common  # noqa: E402
 import _compare_report as report  # noqa: E402
 import record  # noqa: E402
+import scaler_passes  # noqa: E402
 from _contestants import Contestant, Score  # noqa: E402
 from _data import Digits, Source, seeded  # noqa: E402
 from _memory import LiveBytes, peak_bytes  # noqa: E402
@@ -42,7 +43,7 @@ def run_demo(name: str, *options: str) -> str:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory) -> Path:
-    """The folder that `record.py` keeps: both measuring demos in short, and a test.
+    """The folder that `record.py` keeps: the measuring demos in short, and a test.
 
     It is the command for a machine with a GPU, tried on the CPU.
     """
@@ -55,7 +56,7 @@ def kept(tmp_path_factory) -> Path:
 
 def test_a_record_says_what_ran_where_and_how_it_ended(kept):
     page = (kept / "README.md").read_text()
-    assert page.count("\npassed in ") == 3
+    assert page.count("\npassed in ") == 4
     assert page.count("Found: ") == 2
     assert f"- torch: {torch.__version__}" in page
 
@@ -74,6 +75,21 @@ def test_speed_and_memory_keeps_a_figure_and_each_round(kept):
     record = json.loads((kept / "speed_and_memory.json").read_text())
     rounds = [len(result.get("seconds", [])) for result in record["results"]]
     assert rounds == [2, 2, 2, 2, 2, 0, 0]  # five contestants, two single calls
+
+
+def test_scaler_passes_keeps_a_figure_and_each_round(kept):
+    assert (kept / "scaler_passes.svg").stat().st_size > 10_000
+    results = json.loads((kept / "scaler_passes.json").read_text())["results"]
+    assert [len(result["minamp"]) for result in results] == [5] * 12
+    assert [len(result["torch_amp"]) for result in results] == [5] * 12
+
+
+def test_a_ratio_over_its_bound_is_named():
+    within = scaler_passes.Measured("step", "20 x 1M", [1.2], [1.0])
+    over = scaler_passes.Measured("clip, step", "20 x 1M", [1.5], [2.0 - 0.1])
+    assert scaler_passes.finding([within])[1]
+    sentence, holds = scaler_passes.finding([within, over])
+    assert not holds and "not 20 x 1M, clip, step: 0.79 (at most 0.75)" in sentence
 
 
 def test_options_choose_steps_seeds_and_dtype(tmp_path):
