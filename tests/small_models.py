@@ -7,7 +7,10 @@ weights, same batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +23,31 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]
     "adam": lambda params: torch.optim.Adam(params, 0.01),
     "adamw": lambda params: torch.optim.AdamW(params, 0.01, weight_decay=0.1),
 }
+
+
+@contextlib.contextmanager
+def an_lstm_that_runs() -> Iterator[None]:
+    """PyTorch's fused LSTM, or the one it falls back on where that cannot run.
+
+    A CPU without 16-bit instructions has no fused kernel for halves, and torch.autocast
+    asks for it all the same: a RuntimeError, with minamp as with PyTorch.
+    """
+    with contextlib.ExitStack() as stack:
+        if not _can_fuse_lstm():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about GPUs of Intel
+                stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        yield
+
+
+@functools.cache
+def _can_fuse_lstm() -> bool:
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            nn.LSTM(2, 2)(torch.ones(1, 1, 2))
+    except RuntimeError:
+        return False
+    return True
 
 
 class LastOutputOfLSTM(nn.Module):

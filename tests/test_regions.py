@@ -39,6 +39,7 @@ from minamp.policy.safe_lists import safe_lists
 from minamp.policy.torch_lists import torch_lists
 from op_calls import dtype_of_mm
 from oracles import assert_same_bits
+from small_models import an_lstm_that_runs
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 REGIONS = pytest.mark.parametrize("any_autocast", [autocast, torch.autocast])
@@ -809,7 +810,8 @@ def test_a_module_gives_the_bits_and_gradients_it_has_under_torch(make, grad, tr
     module, x = make().train(training), torch.randn(2, 3, 8)
     results = []
     for any_autocast in (autocast, torch.autocast):
-        with any_autocast("cpu", dtype=BF16), torch.set_grad_enabled(grad):
+        region = any_autocast("cpu", dtype=BF16)
+        with an_lstm_that_runs(), region, torch.set_grad_enabled(grad):
             out = module(x)
         out = out[0] if isinstance(out, tuple) else out
         grads = ()
