@@ -53,18 +53,31 @@ def test_result_is_one_of_the_two_neighbours(data, dtype):
 
 @given(dtype=st.sampled_from(HALVES), data=st.data())
 def test_share_of_roundings_upward_is_the_fraction_of_the_ulp(data, dtype):
-    """The mean is right: the law of the file, by counting a million coins."""
     fmt = FORMAT_OF[dtype]
     x = data.draw(numbers(fmt, zones=("subnormal", "normal")))
     eighths = data.draw(st.integers(1, 7))
-    value = float(Fraction(x) + fmt.spacing(x) * eighths / 8)
-    torch.manual_seed(data.draw(st.integers(0, 99)))
+    value = Fraction(x) + fmt.spacing(x) * eighths / 8
+    assert_share_upward(value, dtype, seed=data.draw(st.integers(0, 99)))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@both_halves
+def test_share_is_that_of_the_narrower_ulp_just_below_a_power_of_two(dtype, sign):
+    """An eighth of the ulp above is a quarter of the ulp below, towards zero."""
+    ulp_above = FORMAT_OF[dtype].spacing(1.0)
+    assert_share_upward(sign * (1 - ulp_above / 8), dtype, seed=0)
+
+
+def assert_share_upward(value: Fraction, dtype: torch.dtype, seed: int) -> None:
+    """The mean is right: the law of the file, by counting 65,536 coins."""
+    fraction = (value / FORMAT_OF[dtype].spacing(float(value))) % 1
+    torch.manual_seed(seed)
     trials = 2**16
-    rounded = round_stochastically(torch.full((trials,), value), dtype).double()
-    up = (rounded > value).sum().item()
+    values = torch.full((trials,), float(value))
+    up = (round_stochastically(values, dtype) > values).sum().item()
     # A count of coins is within 6 standard deviations but once in 500 million times.
-    deviation = math.sqrt(trials * eighths * (8 - eighths)) / 8
-    assert abs(up - trials * eighths / 8) < 6 * deviation
+    deviation = math.sqrt(trials * fraction * (1 - fraction))
+    assert abs(up - trials * fraction) <= 6 * deviation
 
 
 @pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan])
