@@ -263,6 +263,7 @@ def test_the_answers_are_on_the_device_of_the_tensors():
     tensors = [torch.ones(n, device="meta") for n in (3, 1)]
     factor = torch.ones((), device="meta")
     assert gradients.nonfinite(tensors).is_meta
+    assert gradients.nonfinite([torch.ones(0, device="meta")]).is_meta
     assert gradients.check_and_multiply_(tensors, factor).is_meta
     assert gradients.norm(tensors).is_meta
 
