@@ -38,9 +38,9 @@ def clip_and_unscale(
     norm_scaled = _norm_of_all(norms.values(), inv_scale.device)
     norm = norm_scaled * inv_scale
     shrink = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    found_inf = by_device(norms, lambda norm: (~norm.isfinite()).to(torch.float32))
+    found_inf = by_device(norms, _is_nonfinite)
     overflow = combined(found_inf, inv_scale.device).bool()
-    factor = inv_scale * torch.where(overflow, 1.0, shrink)
+    factor = inv_scale * shrink.masked_fill(overflow, 1.0)
     for (device, _), group in groups.items():
         gradients.multiply_(group, factor.to(device, torch.float32))
     return norm, found_inf
@@ -53,3 +53,8 @@ def _norm_of_all(norms: Iterable[Tensor], device: torch.device) -> Tensor:
         return parts[0]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(parts))
     return whole
+
+
+def _is_nonfinite(norm: Tensor) -> Tensor:
+    """1.0 or 0.0: of inf and NaN, what is left of subtracting them is NaN, not 0."""
+    return (norm - norm).ne(0).to(torch.float32)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from minamp.tensors.reading_pass import has_nonfinite, sum_of_squares
 
@@ -51,7 +50,7 @@ def by_device_and_dtype(tensors: list[Tensor]) -> Groups:
     """Sort tensors into lists for multi-tensor calls."""
     if tensors and not torch.compiler.is_compiling():
         # The loop below in C++; torch has no public name for it.
-        places: Any = _group_tensors_by_device_and_dtype([[*tensors]])
+        places: Any = torch._C._group_tensors_by_device_and_dtype([[*tensors]], False)
         return {place: lists[0] for place, (lists, _) in places.items()}
     return _by_device_and_dtype_in_python(tensors)
 
