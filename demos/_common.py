@@ -146,15 +146,18 @@ def save_record(
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    cuda = device.type == "cuda"
-    return {
+    facts = {
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(["python", *sys.argv]),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if cuda else cpu_name(),
         "threads": torch.get_num_threads(),
     }
+    if device.type == "cuda":
+        return {**facts, "device": torch.cuda.get_device_name(device)}
+    instructions = torch.backends.cpu.get_cpu_capability()
+    instructions += ", bf16" if cpu_has_bf16() else ", no bf16"
+    return {**facts, "device": cpu_name(), "instructions": instructions}
 
 
 def cpu_name() -> str:

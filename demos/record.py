@@ -126,8 +126,9 @@ def as_page(device: torch.device, checks: list[Check]) -> str:
 
 
 def short_name(device: torch.device) -> str:
-    """The device's name for a file: `nvidia-h200`, `amd-epyc-9b14`."""
-    name = common.environment(device)["device"].lower()
+    """The device's name for a file: `nvidia-h200`, `amd-epyc-avx2`."""
+    facts = common.environment(device)
+    name = f"{facts['device']} {facts.get('instructions', '')}".lower()
     return "-".join(re.findall(r"[a-z0-9]+", name)[:3])
 
 

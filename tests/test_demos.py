@@ -59,6 +59,7 @@ def test_a_record_says_what_ran_where_and_how_it_ended(kept):
     assert page.count("\npassed in ") == 4
     assert page.count("Found: ") == 2
     assert f"- torch: {torch.__version__}" in page
+    assert f"- instructions: {torch.backends.cpu.get_cpu_capability()}, " in page
 
 
 def test_compare_keeps_a_figure_and_each_step_of_each_run(kept):

@@ -35,11 +35,21 @@ class OnMps(torch.Tensor):
         raise TypeError("mps has no float64")
 
 
+class OnCuda(torch.Tensor):
+    """Says it lies on a GPU, whose float32 division is not to be trusted."""
+
+    device = torch.device("cuda")
+
+    def reciprocal(self):
+        return super().reciprocal() * (1.0 if self.dtype is torch.float64 else 1.5)
+
+
 @pytest.mark.parametrize("scale", [3.0, 65536.0, 2.0**-126, 3.4e38])
-def test_the_reciprocal_is_correctly_rounded_with_float64_or_without(scale):
+@pytest.mark.parametrize("kind", [torch.Tensor, OnMps, OnCuda])
+def test_the_reciprocal_is_correctly_rounded_with_float64_or_without(kind, scale):
     exact = torch.tensor(1 / torch.tensor(scale).double().item())
-    for tensor in (torch.tensor(scale), torch.tensor(scale).as_subclass(OnMps)):
-        assert found_inf.reciprocal(tensor).item() == exact.item()
+    tensor = torch.tensor(scale).as_subclass(kind)
+    assert found_inf.reciprocal(tensor).item() == exact.item()
 
 
 def test_a_parameter_without_a_gradient_hides_none_of_those_behind_it():

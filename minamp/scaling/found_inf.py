@@ -78,8 +78,8 @@ def refuse_half_gradients(groups: Groups) -> None:
 def reciprocal(scale: Tensor) -> Tensor:
     """1 / scale as a float32 tensor, correctly rounded.
 
-    A CPU divides exactly so; a GPU may have been told to divide float32 in a hurry, so
-    there the quotient is float64's, but for mps, which has no float64.
+    A CPU divides exactly so. A kernel for a GPU may be compiled with a faster division,
+    so there the quotient is float64's, rounded (but for mps, which has no float64).
     """
     if scale.device.type in ("cpu", "mps"):
         return scale.reciprocal()
