@@ -6,7 +6,8 @@ each, round after round, so that whatever disturbs the machine disturbs all alik
 the price of a single call in a region: a small `linear`, and an op that is on no list.
 
     python demos/speed_and_memory.py            50 steps each
-    python demos/speed_and_memory.py --quick    2 steps each, and no verdict on time
+    python demos/speed_and_memory.py --quick    2 steps each of batch 32, and no verdict
+                                                on time
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class Measured:
 class Bench:
     """The MLP and its one batch."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, size: int) -> None:
         torch.manual_seed(0)
         self.device = device
-        inputs = torch.randn(256, 4096, device=device)
-        self.batch = inputs, torch.randint(1024, (256,), device=device)
+        inputs = torch.randn(size, 4096, device=device)
+        self.batch = inputs, torch.randint(1024, (size,), device=device)
 
     def measure(
         self, everyone: list[Contestant], rounds: int, tick: Callable[[], object]
@@ -104,10 +105,10 @@ def reference_of(measured: Measured, everyone: list[Measured]) -> Measured:
     return next(other for other in everyone if other.contestant.dtype == dtype)
 
 
-def as_table(everyone: list[Measured]) -> Table:
+def as_table(everyone: list[Measured], batch: int) -> Table:
     full = everyone[0]
     made = common.table(
-        "MLP 4096-2048-1024, batch 256",
+        f"MLP 4096-2048-1024, batch {batch}",
         *("", "ms/step", "to PyTorch", "to fp32"),
         *("peak MiB", "to PyTorch", "to fp32"),
     )
@@ -161,10 +162,12 @@ def main() -> int:
     dtype = choose_dtype(args.dtype, device)
     everyone = contestants(dtype)
     rounds = 2 if args.quick else max(3, (args.steps or 50) // STEPS_A_ROUND)
+    batch = 32 if args.quick else 256
     with common.progress() as bar:
         line = bar.add_task("rounds", total=rounds + 1)
-        measured = Bench(device).measure(everyone, rounds, lambda: bar.advance(line))
-    common.console.print(as_table(measured))
+        bench = Bench(device, batch)
+        measured = bench.measure(everyone, rounds, lambda: bar.advance(line))
+    common.console.print(as_table(measured, batch))
     half = common.DTYPES["bf16" if dtype == "all" else dtype]
     costs = _calls.call_costs(device, half, batches=5 if args.quick else 100)
     common.console.print(_calls.as_table(costs))
