@@ -96,12 +96,12 @@ def test_a_ratio_over_its_bound_is_named():
 def test_options_choose_steps_seeds_and_dtype(tmp_path):
     run_demo(
         "compare.py",
-        *("--steps", "2", "--seeds", "3", "--dtype", "bf16", "--device", "cpu"),
+        *("--steps", "2", "--seeds", "2", "--dtype", "bf16", "--device", "cpu"),
         *("--out", str(tmp_path)),
     )
     results = json.loads((tmp_path / "compare.json").read_text())["results"]
     assert {len(result["losses"]) for result in results} == {2}
-    assert {result["seed"] for result in results} == {0, 1, 2}
+    assert {result["seed"] for result in results} == {0, 1}
     assert {result["contestant"]["dtype"] for result in results} == {"fp32", "bf16"}
 
 
