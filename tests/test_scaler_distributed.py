@@ -47,20 +47,21 @@ def clipped_steps_with_group(rank: int) -> tuple[float, float]:
     """One reading pass gives the norm and the answer that the ranks have to share."""
     training = Training(process_group=dist.group.WORLD)
     for poison in (math.inf if rank else 0.0, 0.0):
-        training.backward(poison)
-        training.scaler.clip_grad_norm_(training.optimizer, 100.0)
-        training.scaler.step(training.optimizer)
-        training.scaler.update()
+        clipped_step(training, poison)
     return training.steps_taken, training.scaler.get_scale()
 
 
 def clipped_steps_without_group(rank: int) -> tuple[float, float]:
     training = Training()
-    training.backward(math.inf if rank else 0.0)
+    clipped_step(training, math.inf if rank else 0.0)
+    return training.steps_taken, training.scaler.get_scale()
+
+
+def clipped_step(training: Training, poison: float) -> None:
+    training.backward(poison)
     training.scaler.clip_grad_norm_(training.optimizer, 100.0)
     training.scaler.step(training.optimizer)
     training.scaler.update()
-    return training.steps_taken, training.scaler.get_scale()
 
 
 def steps_without_group(rank: int) -> tuple[float, float]:

@@ -24,6 +24,7 @@ AtFloor = Literal["hold", "warn", "raise", "below"]
 
 
 def check_policy(at_floor: str) -> None:
+    """Raise ScalerSettingError if there is no such policy."""
     if at_floor not in get_args(AtFloor):
         raise ScalerSettingError(
             f"at_floor is {at_floor!r}. Write one of {', '.join(get_args(AtFloor))}."
