@@ -63,7 +63,7 @@ class Iteration:
 
 
 def alive(references: list[weakref.ref[Optimizer]]) -> Iterator[Optimizer]:
-    """Those that the script still holds: a scaler keeps no optimizer from being freed."""
+    """Those that the script still holds; a scaler keeps none of them alive."""
     for reference in references:
         optimizer = reference()
         if optimizer is not None:
