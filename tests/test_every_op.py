@@ -19,8 +19,8 @@ from op_grounds import FakeCudaGround, RealGround
 from op_sweep import Report, narrowing, sweep
 
 EVERY_SAMPLE = 100_000
-SAMPLES_OF_REAL_TENSORS = {"ci": 3, "deep": EVERY_SAMPLE}
-SAMPLES_OF_FAKE_TENSORS = {"ci": 2, "deep": EVERY_SAMPLE}
+SAMPLES_OF_REAL_TENSORS = {"ci": 5, "deep": EVERY_SAMPLE}
+SAMPLES_OF_FAKE_TENSORS = {"ci": 3, "deep": EVERY_SAMPLE}
 SAMPLES_WITH_SAFE_LISTS = {"ci": 1, "deep": EVERY_SAMPLE}
 
 low_dtypes = pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
